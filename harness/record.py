@@ -1,0 +1,111 @@
+"""What a run observed, before anything is computed from it.
+
+One clock everywhere: ``time.perf_counter_ns`` of the measuring process. A value that was not observed is None,
+never 0. Metrics (``harness.metrics``) turn these records into the tables of ``harness.tables``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+
+class Outcome(StrEnum):
+    """How a request ended, from the client's point of view (HARNESS: failure taxonomy)."""
+
+    OK_EOS = "ok_eos"
+    OK_LENGTH = "ok_length"
+    EMPTY = "empty"
+    REJECTED = "rejected"
+    CANCELLED = "cancelled"
+    TIMEOUT = "timeout"
+    OOM_LOAD = "oom_load"
+    OOM_PREFILL = "oom_prefill"
+    OOM_DECODE = "oom_decode"
+    CACHE_EXHAUSTED = "cache_exhausted"
+    ENGINE_ERROR = "engine_error"
+    STREAM_TRUNCATED = "stream_truncated"
+    UNFINISHED = "unfinished"
+
+    @property
+    def ok(self) -> bool:
+        return self in (Outcome.OK_EOS, Outcome.OK_LENGTH)
+
+
+@dataclass(slots=True)
+class TokenChunk:
+    """Tokens that became usable by the consumer at one moment (k tokens in one delivery are one chunk)."""
+
+    time_ns: int
+    token_ids: tuple[int, ...]
+
+
+@dataclass(slots=True)
+class RequestRecord:
+    """Everything observed about one request. Times are ``perf_counter_ns``; None = not observed.
+
+    Attributes:
+        t_sched_ns: when the schedule said it should be sent.
+        t_submit_ns: when the sender called the backend.
+        t_admit_ns: when the engine first gave it a place in a batch (None if the backend hides it).
+        t_done_ns: when its terminal output reached the consumer.
+        cached_tokens: prompt tokens served from the prefix cache.
+        padding_tokens: padded positions computed for it (static batching), never part of a headline.
+    """
+
+    request_id: str
+    prompt_tokens: int
+    max_new_tokens: int
+    prefix_group: int | None = None
+    t_sched_ns: int | None = None
+    t_submit_ns: int | None = None
+    t_admit_ns: int | None = None
+    t_done_ns: int | None = None
+    chunks: list[TokenChunk] = field(default_factory=list)
+    outcome: Outcome = Outcome.UNFINISHED
+    error: str | None = None
+    cached_tokens: int | None = None
+    recomputed_tokens: int | None = None
+    padding_prompt_tokens: int | None = None
+    padding_output_tokens: int | None = None
+
+
+@dataclass(slots=True)
+class ConfigValue:
+    """One resolved setting of the backend: what it is and where it came from ("user", "default", "derived: …")."""
+
+    field: str
+    value: Any
+    source: str
+
+
+@dataclass
+class RunRecord:
+    """One measured run: the raw material of every table.
+
+    Attributes:
+        identity: run_id, experiment, variable, arm, repeat, engine, model, workload, workload_hash, seed …
+        t_start_ns / t_end_ns: start of the schedule and last terminal output.
+        warmup_s, load_s: time spent before measuring.
+        steps: engine step log, one mapping a step (columns of the ``steps`` table); empty if the backend has none.
+        counters: run-level counts and gauges of the backend (preemptions, prefix_hit_tokens, graph_replays …).
+        memory: peak and ledger figures in bytes by name.
+        telemetry: samples, one mapping each (``t_s``, ``rss_bytes``, ``gpu_used_bytes`` …).
+    """
+
+    identity: dict[str, Any]
+    requests: list[RequestRecord] = field(default_factory=list)
+    t_start_ns: int | None = None
+    t_end_ns: int | None = None
+    load_s: float | None = None
+    warmup_s: float | None = None
+    config: list[ConfigValue] = field(default_factory=list)
+    environment: dict[str, Any] = field(default_factory=dict)
+    steps: list[dict[str, Any]] = field(default_factory=list)
+    counters: dict[str, float | int | None] = field(default_factory=dict)
+    memory: dict[str, int | None] = field(default_factory=dict)
+    telemetry: list[dict[str, Any]] = field(default_factory=list)
+    status: str = "ok"
+    error: str | None = None
+    traceback: str | None = None
