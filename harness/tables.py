@@ -1,4 +1,4 @@
-"""The tidy tables: every column with its type, unit and definition, once.
+"""The tidy tables: every column with its type, unit, definition and null rule, once.
 
 ``results/README.md`` is generated from this module (``python -m harness.tables``), the writers check their frames
 against it, and the report takes its labels from it. One row is one thing; units are in the names; null = unknown.
@@ -6,141 +6,186 @@ against it, and the report takes its labels from it. One row is one thing; units
 
 from __future__ import annotations
 
+import argparse
+import textwrap
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column: ``dtype`` is a pandas dtype name (nullable ones for counts), ``unit`` "" if it has none."""
+    """A column: ``dtype`` is a pandas dtype name (nullable ones for counts), ``unit`` "" if it has none.
+
+    ``null`` says when the value is unknown; "" if it is always there.
+    """
 
     name: str
     dtype: str
     unit: str
     definition: str
+    null: str = ""
 
 
-def _c(name: str, dtype: str, unit: str, definition: str) -> Column:
-    return Column(name, dtype, unit, definition)
+def _c(name: str, dtype: str, unit: str, definition: str, null: str = "") -> Column:
+    return Column(name, dtype, unit, definition, null)
 
+
+MIN_P99_SAMPLES = 662
+"""Below so many samples a 99th percentile is shown greyed: too few values lie beyond it to state it."""
 
 _RUN_ID = _c("run_id", "string", "", "the run this row belongs to (key of the runs table)")
 _REQUEST_ID = _c("request_id", "string", "", "the request this row belongs to (key of the requests table with run_id)")
 
+_UNSENT = "run not started"
+_NO_WALL = "wall_s unknown or 0"
+_NO_OK = "no ok request"
+_NOT_OK = "request not ok"
+_HIDDEN = "not reported by the backend"
+_NO_GAP = "no gap observed"
+_NO_GPU = "no GPU, or not sampled"
+_BY_REQUEST = "sum over ok requests; the backend's own count over all requests if it does not report it by request"
+
 TABLES: dict[str, tuple[Column, ...]] = {
     "runs": (
         _RUN_ID,
-        _c("experiment", "string", "", "experiment the run is part of; null for a single run"),
-        _c("variable", "string", "", "the one setting the experiment varies; null for a single run"),
-        _c("arm", "string", "", "value of the variable in this run, as text"),
-        _c("repeat", "Int64", "", "index of the repeat within its arm, from 0"),
+        _c("experiment", "string", "", "experiment the run is part of", "single run"),
+        _c("variable", "string", "", "the one setting the experiment varies", "single run"),
+        _c("arm", "string", "", "value of the variable in this run, as text", "single run"),
+        _c("repeat", "Int64", "", "index of the repeat within its arm, from 0", "not stated"),
         _c("engine", "string", "", "backend: ours, transformers, static"),
-        _c("model", "string", "", "model preset or path"),
-        _c("workload", "string", "", "name of the workload"),
-        _c("workload_hash", "string", "", "SHA-256 of all requests, due times and caps"),
-        _c("device", "string", "", "device the model ran on"),
+        _c("model", "string", "", "model preset or path", "not stated"),
+        _c("workload", "string", "", "name of the workload", "not stated"),
+        _c("workload_hash", "string", "", "SHA-256 of all requests, due times and caps", "workload not built"),
+        _c("device", "string", "", "device the model ran on", "not stated"),
+        _c("seed", "Int64", "", "seed of the workload", "not stated"),
         _c("status", "string", "", "ok, failed or timeout: the run as a whole"),
-        _c("error", "string", "", "one line: why the run failed"),
-        _c("n_requests", "Int64", "requests", "requests in the workload"),
+        _c("error", "string", "", "one line: why the run failed", "run ok"),
+        _c("n_requests", "Int64", "requests", "requests in the workload", "workload not built"),
         _c("n_ok", "Int64", "requests", "requests that ended by EOS or at their cap with at least one token"),
         _c("n_failed", "Int64", "requests", "requests that ended any other way, cancelled ones apart"),
+        _c("n_timed_out", "Int64", "requests", "those of n_failed that ended by the client's timeout"),
         _c("n_cancelled", "Int64", "requests", "requests cancelled by the client"),
-        _c("wall_s", "Float64", "s", "start of the schedule to the last terminal output"),
-        _c("load_s", "Float64", "s", "time to load the model"),
-        _c("warmup_s", "Float64", "s", "compile, capture and warm-up requests; not part of wall_s"),
+        _c("outcomes", "string", "", "requests by outcome (harness.record.Outcome), as a JSON object"),
+        _c("wall_s", "Float64", "s", "start of the schedule to the last terminal output", "run not finished"),
+        _c("load_s", "Float64", "s", "time to load the model", "not loaded"),
+        _c("warmup_s", "Float64", "s", "compile, capture and warm-up requests; not part of wall_s", "no warm-up"),
         _c("prompt_tokens", "Int64", "tokens", "real prompt tokens of all requests that were answered ok"),
-        _c("cached_tokens", "Int64", "tokens", "prompt tokens served from the prefix cache"),
-        _c("recomputed_tokens", "Int64", "tokens", "tokens computed again after a preemption"),
+        _c("cached_tokens", "Int64", "tokens", f"prompt tokens served from the prefix cache: {_BY_REQUEST}", _HIDDEN),
+        _c("recomputed_tokens", "Int64", "tokens", f"tokens computed again after a preemption: {_BY_REQUEST}", _HIDDEN),
         _c("generated_tokens", "Int64", "tokens", "tokens delivered by ok requests, EOS counted, nothing after it"),
-        _c("padding_prompt_tokens", "Int64", "tokens", "padded prompt positions computed; never in a headline"),
-        _c("padding_output_tokens", "Int64", "tokens", "rows computed after their request had ended; never in a headline"),
-        _c("gen_tok_s", "Float64", "tokens/s", "generated_tokens / wall_s"),
-        _c("prompt_tok_s", "Float64", "tokens/s", "prompt_tokens / wall_s"),
-        _c("request_s", "Float64", "requests/s", "n_ok / wall_s"),
-        _c("offered_request_s", "Float64", "requests/s", "(n_requests - 1) / (last due time - first); null for a burst"),
-        _c("ttft_mean_ms", "Float64", "ms", "mean of ttft_ms over ok requests"),
-        _c("ttft_p50_ms", "Float64", "ms", "median of ttft_ms over ok requests"),
-        _c("ttft_p95_ms", "Float64", "ms", "95th percentile (linear) of ttft_ms over ok requests"),
-        _c("ttft_p99_ms", "Float64", "ms", "99th percentile (linear) of ttft_ms over ok requests"),
+        _c(
+            "padding_prompt_tokens",
+            "Int64",
+            "tokens",
+            f"padded prompt positions computed, never in a headline: {_BY_REQUEST}",
+            _HIDDEN,
+        ),
+        _c(
+            "padding_output_tokens",
+            "Int64",
+            "tokens",
+            f"rows computed after their request had ended, never in a headline: {_BY_REQUEST}",
+            _HIDDEN,
+        ),
+        _c("gen_tok_s", "Float64", "tokens/s", "generated_tokens / wall_s", _NO_WALL),
+        _c("prompt_tok_s", "Float64", "tokens/s", "prompt_tokens / wall_s", _NO_WALL),
+        _c("request_s", "Float64", "requests/s", "n_ok / wall_s", _NO_WALL),
+        _c("offered_request_s", "Float64", "requests/s", "(n - 1) / (last due time - first)", "burst, or one request"),
+        _c("sent_request_s", "Float64", "requests/s", "(n - 1) / (last t_submit - first)", "fewer than two sent"),
+        _c("ttft_mean_ms", "Float64", "ms", "mean of ttft_ms over ok requests", _NO_OK),
+        _c("ttft_p50_ms", "Float64", "ms", "median of ttft_ms over ok requests", _NO_OK),
+        _c("ttft_p95_ms", "Float64", "ms", "95th percentile (linear) of ttft_ms over ok requests", _NO_OK),
+        _c("ttft_p99_ms", "Float64", "ms", "99th percentile (linear) of ttft_ms over ok requests", _NO_OK),
         _c("itl_n", "Int64", "gaps", "number of inter-token gaps pooled over ok requests"),
-        _c("itl_mean_ms", "Float64", "ms", "mean of the pooled inter-token gaps"),
-        _c("itl_p50_ms", "Float64", "ms", "median of the pooled inter-token gaps"),
-        _c("itl_p95_ms", "Float64", "ms", "95th percentile of the pooled inter-token gaps"),
-        _c("itl_p99_ms", "Float64", "ms", "99th percentile of the pooled inter-token gaps; read with care if itl_n < 662"),
-        _c("tpot_p50_ms", "Float64", "ms", "median over ok requests of (t_last - t_first) / (n - 1)"),
-        _c("e2e_p50_ms", "Float64", "ms", "median of e2e_ms over ok requests"),
-        _c("e2e_p95_ms", "Float64", "ms", "95th percentile of e2e_ms over ok requests"),
-        _c("e2e_p99_ms", "Float64", "ms", "99th percentile of e2e_ms over ok requests"),
-        _c("queue_p50_ms", "Float64", "ms", "median of queue_ms over ok requests; null if the backend hides admission"),
-        _c("sched_lag_p99_ms", "Float64", "ms", "99th percentile of t_submit - t_sched over all sent requests"),
-        _c("peak_rss_bytes", "Int64", "bytes", "largest resident memory of the measured process while measuring"),
-        _c("peak_gpu_allocated_bytes", "Int64", "bytes", "torch.cuda.max_memory_allocated while measuring"),
-        _c("peak_gpu_reserved_bytes", "Int64", "bytes", "torch.cuda.max_memory_reserved while measuring"),
-        _c("peak_gpu_used_bytes", "Int64", "bytes", "largest device memory in use by NVML samples, all processes"),
-        _c("preemptions", "Int64", "events", "requests evicted to be recomputed or restored later"),
-        _c("steps", "Int64", "steps", "forward passes while measuring"),
-        _c("kv_blocks_total", "Int64", "blocks", "blocks of the KV pool"),
-        _c("kv_blocks_free_min", "Int64", "blocks", "fewest free blocks seen at the end of a step"),
-        _c("graph_replays", "Int64", "steps", "steps that replayed a CUDA graph"),
-        _c("tokens_match", "boolean", "", "token ids equal to the reference arm's for every request; null if not compared"),
+        _c("itl_mean_ms", "Float64", "ms", "mean of the pooled inter-token gaps", _NO_GAP),
+        _c("itl_p50_ms", "Float64", "ms", "median of the pooled inter-token gaps", _NO_GAP),
+        _c("itl_p95_ms", "Float64", "ms", "95th percentile (linear) of the pooled inter-token gaps", _NO_GAP),
+        _c("itl_p99_ms", "Float64", "ms", "99th percentile (linear) of the pooled inter-token gaps", _NO_GAP),
+        _c("tpot_p50_ms", "Float64", "ms", "median of tpot_ms over ok requests", "tpot_ms null in every request"),
+        _c("e2e_p50_ms", "Float64", "ms", "median of e2e_ms over ok requests", _NO_OK),
+        _c("e2e_p95_ms", "Float64", "ms", "95th percentile (linear) of e2e_ms over ok requests", _NO_OK),
+        _c("e2e_p99_ms", "Float64", "ms", "99th percentile (linear) of e2e_ms over ok requests", _NO_OK),
+        _c("queue_p50_ms", "Float64", "ms", "median of queue_ms over ok requests", "the backend hides admission"),
+        _c("sched_lag_p99_ms", "Float64", "ms", "99th percentile of t_submit - t_sched over all sent", "none sent"),
+        _c("peak_rss_bytes", "Int64", "bytes", "largest resident memory of the measured process", "not sampled"),
+        _c("peak_gpu_allocated_bytes", "Int64", "bytes", "torch.cuda.max_memory_allocated while measuring", _NO_GPU),
+        _c("peak_gpu_reserved_bytes", "Int64", "bytes", "torch.cuda.max_memory_reserved while measuring", _NO_GPU),
+        _c("peak_gpu_used_bytes", "Int64", "bytes", "largest device memory in use (NVML), all processes", _NO_GPU),
+        _c("preemptions", "Int64", "events", "requests evicted to be recomputed or restored later", _HIDDEN),
+        _c("offloads", "Int64", "events", "requests whose KV blocks were moved to host memory", _HIDDEN),
+        _c("soft_resets", "Int64", "events", "requests sent back to the queue with their output kept", _HIDDEN),
+        _c("steps", "Int64", "steps", "forward passes while measuring", _HIDDEN),
+        _c("running_max", "Int64", "requests", "most requests holding a place in one step", "no step log"),
+        _c("waiting_max", "Int64", "requests", "most requests queued after scheduling", "no step log"),
+        _c("kv_blocks_total", "Int64", "blocks", "blocks of the KV pool", _HIDDEN),
+        _c("kv_blocks_free_min", "Int64", "blocks", "fewest free or reclaimable blocks after scheduling", _HIDDEN),
+        _c("graph_replays", "Int64", "steps", "steps that replayed a CUDA graph", _HIDDEN),
+        _c("tokens_match", "boolean", "", "token ids of every request equal to the reference arm's", "not compared"),
     ),
     "requests": (
         _RUN_ID,
         _REQUEST_ID,
-        _c("outcome", "string", "", "how it ended (harness.record.Outcome)"),
-        _c("error", "string", "", "one line: why it failed"),
+        _c("outcome", "string", "", "how it ended (harness.record.Outcome); ok without a token is empty"),
+        _c("error", "string", "", "one line: why it failed", "none given"),
         _c("prompt_tokens", "Int64", "tokens", "real prompt tokens"),
-        _c("cached_tokens", "Int64", "tokens", "prompt tokens served from the prefix cache"),
-        _c("recomputed_tokens", "Int64", "tokens", "tokens computed again after a preemption"),
+        _c("cached_tokens", "Int64", "tokens", "prompt tokens served from the prefix cache", _HIDDEN),
+        _c("recomputed_tokens", "Int64", "tokens", "tokens computed again after a preemption", _HIDDEN),
         _c("max_new_tokens", "Int64", "tokens", "cap on generated tokens"),
         _c("output_tokens", "Int64", "tokens", "tokens delivered"),
-        _c("padding_prompt_tokens", "Int64", "tokens", "padded prompt positions computed for it"),
-        _c("padding_output_tokens", "Int64", "tokens", "rows computed after it had ended"),
-        _c("prefix_group", "Int64", "", "group sharing a prefix; null if none"),
-        _c("t_sched_s", "Float64", "s", "due time after the start of the run"),
-        _c("t_submit_s", "Float64", "s", "handed to the backend, after the start of the run"),
-        _c("t_admit_s", "Float64", "s", "first placed in a batch; null if the backend hides it"),
-        _c("t_first_s", "Float64", "s", "first token usable by the consumer"),
-        _c("t_done_s", "Float64", "s", "terminal output usable by the consumer"),
-        _c("sched_lag_ms", "Float64", "ms", "t_submit - t_sched"),
-        _c("ttft_ms", "Float64", "ms", "t_first - t_submit"),
-        _c("ttft_sched_ms", "Float64", "ms", "t_first - t_sched: includes the sender's lag; drives SLO verdicts"),
-        _c("queue_ms", "Float64", "ms", "t_admit - t_submit"),
-        _c("prefill_ms", "Float64", "ms", "t_first - t_admit"),
-        _c("tpot_ms", "Float64", "ms", "(t_last - t_first) / (n - 1); null for a single token"),
-        _c("itl_mean_ms", "Float64", "ms", "mean of its inter-token gaps; null for a single token"),
-        _c("itl_max_ms", "Float64", "ms", "largest of its inter-token gaps"),
-        _c("e2e_ms", "Float64", "ms", "t_last - t_submit"),
+        _c("padding_prompt_tokens", "Int64", "tokens", "padded prompt positions computed for it", _HIDDEN),
+        _c("padding_output_tokens", "Int64", "tokens", "rows computed after it had ended", _HIDDEN),
+        _c("prefix_group", "Int64", "", "group sharing a prefix", "no shared prefix"),
+        _c("t_sched_s", "Float64", "s", "due time after the start of the run", _UNSENT),
+        _c("t_submit_s", "Float64", "s", "handed to the backend, after the start of the run", "not sent"),
+        _c("t_admit_s", "Float64", "s", "first placed in a batch", "never placed, or the backend hides it"),
+        _c("t_first_s", "Float64", "s", "first token usable by the consumer; empty deliveries do not count", "no token"),
+        _c("t_last_s", "Float64", "s", "last token usable by the consumer", "no token"),
+        _c("t_done_s", "Float64", "s", "terminal output usable by the consumer", "not ended"),
+        _c("sched_lag_ms", "Float64", "ms", "t_submit - t_sched", "not sent"),
+        _c("ttft_ms", "Float64", "ms", "t_first - t_submit", _NOT_OK),
+        _c("ttft_sched_ms", "Float64", "ms", "t_first - t_sched: with the sender's lag; drives SLO verdicts", _NOT_OK),
+        _c("queue_ms", "Float64", "ms", "t_admit - t_submit", f"{_NOT_OK}, or admission hidden"),
+        _c("prefill_ms", "Float64", "ms", "t_first - t_admit", f"{_NOT_OK}, or admission hidden"),
+        _c("tpot_ms", "Float64", "ms", "(t_last - t_first) / (n - 1)", f"{_NOT_OK}, or all tokens in one delivery"),
+        _c("itl_mean_ms", "Float64", "ms", "mean of its inter-token gaps", f"{_NOT_OK}, or {_NO_GAP}"),
+        _c("itl_max_ms", "Float64", "ms", "largest of its inter-token gaps", f"{_NOT_OK}, or {_NO_GAP}"),
+        _c("e2e_ms", "Float64", "ms", "t_last - t_submit", _NOT_OK),
     ),
     "itl": (
         _RUN_ID,
         _REQUEST_ID,
-        _c("index", "Int64", "", "index of the later token of the gap, from 1"),
-        _c("t_s", "Float64", "s", "when the later token became usable, after the start of the run"),
-        _c("itl_ms", "Float64", "ms", "gap to the token before it; k tokens of one chunk share the chunk's gap in k parts"),
-        _c("icl_ms", "Float64", "ms", "raw gap between the two deliveries; null for tokens inside one chunk"),
+        _c("index", "Int64", "", "index of the later token of the gap, from 1; tokens of the first delivery have no row"),
+        _c("t_s", "Float64", "s", "when the later token became usable, after the start of the run", _UNSENT),
+        _c("itl_ms", "Float64", "ms", "gap to the token before it; k tokens of one delivery give k gaps of gap / k"),
+        _c("icl_ms", "Float64", "ms", "raw gap between the two deliveries", "token not the first of its delivery"),
     ),
     "tokens": (
         _RUN_ID,
         _REQUEST_ID,
-        _c("token_ids", "object", "", "generated token ids, in order"),
+        _c("token_ids", "object", "", "generated token ids, in order, as an integer array"),
     ),
     "steps": (
         _RUN_ID,
         _c("step", "Int64", "", "index of the forward pass, from 0"),
-        _c("t_s", "Float64", "s", "start of the step after the start of the run"),
-        _c("kind", "string", "", "decode, prefill or mixed"),
-        _c("decode_rows", "Int64", "rows", "requests that decoded one token"),
-        _c("prefill_rows", "Int64", "rows", "requests that computed prompt tokens"),
-        _c("prefill_tokens", "Int64", "tokens", "prompt tokens computed"),
-        _c("padded_rows", "Int64", "rows", "padding rows added to reach a graph's size"),
-        _c("kv_tokens", "Int64", "tokens", "KV entries read by attention"),
-        _c("running", "Int64", "requests", "requests holding a place after scheduling"),
-        _c("waiting", "Int64", "requests", "requests queued after scheduling"),
-        _c("free_blocks", "Int64", "blocks", "KV blocks free or reclaimable after scheduling"),
-        _c("preempted", "Int64", "requests", "requests evicted by this step"),
-        _c("graph", "boolean", "", "whether a captured graph was replayed"),
-        _c("schedule_ms", "Float64", "ms", "host time to choose the batch and build its inputs"),
-        _c("step_ms", "Float64", "ms", "start of scheduling to tokens on the host"),
+        _c("t_s", "Float64", "s", "start of the step after the start of the run", _UNSENT),
+        _c("kind", "string", "", "decode, prefill or mixed", _HIDDEN),
+        _c("decode_rows", "Int64", "rows", "requests that decoded one token", _HIDDEN),
+        _c("prefill_rows", "Int64", "rows", "requests that computed prompt tokens", _HIDDEN),
+        _c("prefill_tokens", "Int64", "tokens", "prompt tokens computed", _HIDDEN),
+        _c("padded_rows", "Int64", "rows", "padding rows added to reach a graph's size", _HIDDEN),
+        _c("kv_tokens", "Int64", "tokens", "KV entries read by attention", _HIDDEN),
+        _c("running", "Int64", "requests", "requests holding a place after scheduling", _HIDDEN),
+        _c("waiting", "Int64", "requests", "requests queued after scheduling", _HIDDEN),
+        _c("free_blocks", "Int64", "blocks", "KV blocks free or reclaimable after scheduling", _HIDDEN),
+        _c("preempted", "Int64", "requests", "requests evicted by this step", _HIDDEN),
+        _c("graph", "boolean", "", "whether a captured graph was replayed", _HIDDEN),
+        _c("schedule_ms", "Float64", "ms", "host time to choose the batch and build its inputs", _HIDDEN),
+        _c("step_ms", "Float64", "ms", "start of scheduling to tokens on the host", _HIDDEN),
     ),
     "config": (
         _RUN_ID,
@@ -150,19 +195,46 @@ TABLES: dict[str, tuple[Column, ...]] = {
     ),
     "environment": (
         _RUN_ID,
-        _c("key", "string", "", "what is described"),
+        _c("key", "string", "", "what is described; identity.* is what the run was called beyond the runs table"),
         _c("value", "string", "", "as JSON"),
+    ),
+    "counters": (
+        _RUN_ID,
+        _c("name", "string", "", "what the backend counted while measuring, in its own words"),
+        _c("value", "Float64", "", "the count or gauge", "counter known but not read"),
+    ),
+    "memory_ledger": (
+        _RUN_ID,
+        _c("line", "string", "", "what the memory is for, or which peak"),
+        _c("bytes", "Int64", "bytes", "its size", "line known but not read"),
     ),
     "telemetry": (
         _RUN_ID,
         _c("t_s", "Float64", "s", "after the start of the run"),
-        _c("rss_bytes", "Int64", "bytes", "resident memory of the process"),
-        _c("gpu_used_bytes", "Int64", "bytes", "device memory in use, all processes (NVML)"),
-        _c("gpu_util_percent", "Float64", "%", "GPU utilisation (NVML)"),
-        _c("sm_clock_mhz", "Int64", "MHz", "SM clock (NVML)"),
-        _c("power_w", "Float64", "W", "board power (NVML)"),
+        _c("rss_bytes", "Int64", "bytes", "resident memory of the process", "not sampled"),
+        _c("gpu_used_bytes", "Int64", "bytes", "device memory in use, all processes (NVML)", _NO_GPU),
+        _c("gpu_util_percent", "Float64", "%", "GPU utilisation (NVML)", _NO_GPU),
+        _c("sm_clock_mhz", "Int64", "MHz", "SM clock (NVML)", _NO_GPU),
+        _c("power_w", "Float64", "W", "board power (NVML)", _NO_GPU),
     ),
 }
+
+_ONE_ROW = {
+    "runs": "One row a run: everything summed up.",
+    "requests": "One row a request, whatever its end. Latencies are null unless it ended ok.",
+    "itl": "One row an observed gap between two consecutive tokens, of ok requests. Null-free: pool `itl_ms` as it is.",
+    "tokens": "One row a request: what was generated.",
+    "steps": "One row a forward pass of the engine, where it keeps a step log.",
+    "config": "One row a resolved setting of a run.",
+    "environment": "One row a fact about machine, software or run.",
+    "counters": "One row a count of the backend.",
+    "memory_ledger": "One row a line of the memory ledger.",
+    "telemetry": "One row a sample.",
+}
+
+
+class SchemaError(ValueError):
+    """A frame that is not what :data:`TABLES` says."""
 
 
 def column(table: str, name: str) -> Column:
@@ -171,3 +243,67 @@ def column(table: str, name: str) -> Column:
         if c.name == name:
             return c
     raise KeyError(f"table {table!r} has no column {name!r}")
+
+
+def check_frame(table: str, frame: pd.DataFrame) -> None:
+    """Raise SchemaError unless ``frame`` has exactly the columns of ``table``, in order and with their dtypes."""
+    wanted = [c.name for c in TABLES[table]]
+    given = [str(name) for name in frame.columns]
+    if given != wanted:
+        missing = [n for n in wanted if n not in given]
+        unknown = [n for n in given if n not in wanted]
+        raise SchemaError(
+            f"table {table!r}: missing columns {missing}, unknown columns {unknown}; "
+            f"the columns must be those of harness.tables in their order"
+        )
+    for c in TABLES[table]:
+        if str(frame[c.name].dtype) != c.dtype:
+            raise SchemaError(f"table {table!r}: column {c.name!r} is {frame[c.name].dtype}, must be {c.dtype}")
+
+
+def readme() -> str:
+    """Text of ``results/README.md``."""
+    lines = [
+        "# Results: the tables and what every column means",
+        "",
+        "<!-- Generated by `python -m harness.tables` from harness/tables.py. Do not edit. -->",
+        "",
+        "A result folder holds these tables as parquet and csv; a sweep's root folder holds the same tables of all its",
+        "runs, joined. `manifest.jsonl` lists the jobs of a sweep, `plots/` the pictures, `report.html` the report.",
+        "`reference/` is committed; `runs/` and `sweeps/` are what your own runs write.",
+        "",
+        textwrap.fill(
+            "One clock for everything: `time.perf_counter_ns` of the measuring process, read when the consumer could "
+            "use the token. Units are in the names. Null is unknown, never 0. Percentiles interpolate linearly "
+            "(numpy's default). Failed and cancelled requests are counted and have no latencies. A 99th percentile of "
+            f"fewer than {MIN_P99_SAMPLES} samples is shown greyed. A delivery without tokens (a role-only chunk) is "
+            "no token. The k tokens of one delivery give k gaps of gap / k; tokens of a request's first delivery have "
+            "no delivery before them, so no gap.",
+            width=118,
+        ),
+    ]
+    for name, columns in TABLES.items():
+        lines += ["", f"## {name}", "", _ONE_ROW[name], "", "| column | type | unit | definition | null if |"]
+        lines.append("|---|---|---|---|---|")
+        lines += [f"| `{c.name}` | {c.dtype} | {c.unit} | {c.definition} | {c.null} |" for c in columns]
+    return "\n".join(lines) + "\n"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Write ``results/README.md`` (or, with ``--check``, exit 1 if it is not current)."""
+    parser = argparse.ArgumentParser(prog="python -m harness.tables", description="Write the README of the tables.")
+    parser.add_argument("--path", type=Path, default=Path(__file__).parents[1] / "results" / "README.md")
+    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if the file is not current")
+    args = parser.parse_args(argv)
+    if args.check:
+        current = args.path.is_file() and args.path.read_text(encoding="utf-8") == readme()
+        if not current:
+            print(f"{args.path} is not current: run python -m harness.tables")
+        return 0 if current else 1
+    args.path.write_text(readme(), encoding="utf-8")
+    print(args.path)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
