@@ -143,7 +143,7 @@ TABLES: dict[str, tuple[Column, ...]] = {
         _c("t_sched_s", "Float64", "s", "due time after the start of the run", _UNSENT),
         _c("t_submit_s", "Float64", "s", "handed to the backend, after the start of the run", "not sent"),
         _c("t_admit_s", "Float64", "s", "first placed in a batch", "never placed, or the backend hides it"),
-        _c("t_first_s", "Float64", "s", "first token usable by the consumer; empty deliveries do not count", "no token"),
+        _c("t_first_s", "Float64", "s", "first token usable by the consumer; empty deliveries are none", "no token"),
         _c("t_last_s", "Float64", "s", "last token usable by the consumer", "no token"),
         _c("t_done_s", "Float64", "s", "terminal output usable by the consumer", "not ended"),
         _c("sched_lag_ms", "Float64", "ms", "t_submit - t_sched", "not sent"),
@@ -159,7 +159,7 @@ TABLES: dict[str, tuple[Column, ...]] = {
     "itl": (
         _RUN_ID,
         _REQUEST_ID,
-        _c("index", "Int64", "", "index of the later token of the gap, from 1; tokens of the first delivery have no row"),
+        _c("index", "Int64", "", "index of the later token of the gap; tokens of the first delivery have no row"),
         _c("t_s", "Float64", "s", "when the later token became usable, after the start of the run", _UNSENT),
         _c("itl_ms", "Float64", "ms", "gap to the token before it; k tokens of one delivery give k gaps of gap / k"),
         _c("icl_ms", "Float64", "ms", "raw gap between the two deliveries", "token not the first of its delivery"),
@@ -222,7 +222,7 @@ TABLES: dict[str, tuple[Column, ...]] = {
 _ONE_ROW = {
     "runs": "One row a run: everything summed up.",
     "requests": "One row a request, whatever its end. Latencies are null unless it ended ok.",
-    "itl": "One row an observed gap between two consecutive tokens, of ok requests. Null-free: pool `itl_ms` as it is.",
+    "itl": "One row an observed gap between two consecutive tokens, of ok requests. `itl_ms` is never null.",
     "tokens": "One row a request: what was generated.",
     "steps": "One row a forward pass of the engine, where it keeps a step log.",
     "config": "One row a resolved setting of a run.",

@@ -1,0 +1,161 @@
+"""All tables of one run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from itertools import chain
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from harness.metrics.frames import floats, frame, integers, objects, rows_frame, strings
+from harness.metrics.inter_token import Gaps, pool_gaps
+from harness.metrics.metric import RunView
+from harness.metrics.observations import FloatArray, Observations, observe
+from harness.metrics.registry import REQUEST_METRICS, RUN_METRICS
+from harness.record import RunRecord
+
+_IDENTITY = (
+    "experiment",
+    "variable",
+    "arm",
+    "repeat",
+    "engine",
+    "model",
+    "workload",
+    "workload_hash",
+    "device",
+    "seed",
+)
+_TEXT_IDENTITY = tuple(name for name in _IDENTITY if name not in ("repeat", "seed"))
+
+
+def compute_tables(record: RunRecord) -> dict[str, pd.DataFrame]:
+    """Every table of :mod:`harness.tables` for one run, checked against its schema.
+
+    ``record.identity`` must hold ``run_id`` and ``engine``; what else of it has no column of ``runs`` goes to
+    ``environment`` as ``identity.<key>``. The wall time is ``t_end_ns - t_start_ns``: the result depends on nothing
+    but the record.
+
+    Raises:
+        ValueError: run_id or engine missing, deliveries out of order, an unknown column in a step or a sample.
+    """
+    for key in ("run_id", "engine"):
+        if not record.identity.get(key):
+            raise ValueError(f"the record's identity has no {key!r}: given {sorted(record.identity)}")
+    run_id = str(record.identity["run_id"])
+    observations = observe(record)
+    gaps = pool_gaps(observations)
+    latencies = {name: metric.compute(observations, gaps) for name, metric in REQUEST_METRICS.items()}
+    return {
+        "runs": _runs(record, run_id, RunView(record, observations, gaps, latencies)),
+        "requests": _requests(record, run_id, observations, latencies),
+        "itl": _itl(run_id, observations, gaps),
+        "tokens": _tokens(record, run_id, observations),
+        "steps": rows_frame("steps", run_id, [_step(record, i, row) for i, row in enumerate(record.steps)]),
+        "config": _config(record, run_id),
+        "environment": _environment(record, run_id),
+        "counters": _named_values("counters", run_id, "name", "value", record.counters),
+        "memory_ledger": _named_values("memory_ledger", run_id, "line", "bytes", record.memory),
+        "telemetry": rows_frame("telemetry", run_id, record.telemetry),
+    }
+
+
+def _runs(record: RunRecord, run_id: str, view: RunView) -> pd.DataFrame:
+    identity: dict[str, Any] = {name: record.identity.get(name) for name in (*_IDENTITY, "tokens_match")}
+    for name in _TEXT_IDENTITY:
+        identity[name] = None if identity[name] is None else str(identity[name])
+    values = {
+        **identity,
+        "status": record.status,
+        "error": record.error,
+        "load_s": record.load_s,
+        "warmup_s": record.warmup_s,
+        **{name: metric.compute(view) for name, metric in RUN_METRICS.items()},
+    }
+    return frame("runs", run_id, {name: [value] for name, value in values.items()}, 1)
+
+
+def _requests(record: RunRecord, run_id: str, o: Observations, latencies: Mapping[str, FloatArray]) -> pd.DataFrame:
+    rows = record.requests
+    times = {name: getattr(o, name) / 1e9 for name in ("t_sched", "t_submit", "t_admit", "t_first", "t_last", "t_done")}
+    if not o.started:
+        times = {name: np.full(len(rows), np.nan) for name in times}
+    facts = (
+        "prompt_tokens",
+        "cached_tokens",
+        "recomputed_tokens",
+        "max_new_tokens",
+        "padding_prompt_tokens",
+        "padding_output_tokens",
+        "prefix_group",
+        "error",
+    )
+    columns: dict[str, Any] = {
+        "request_id": list(o.request_ids),
+        "outcome": list(o.outcomes),
+        "output_tokens": integers(o.n_tokens),
+        **{name: [getattr(r, name) for r in rows] for name in facts},
+        **{f"{name}_s": floats(values) for name, values in times.items()},
+        **{name: floats(values) for name, values in latencies.items()},
+    }
+    return frame("requests", run_id, columns, len(rows))
+
+
+def _itl(run_id: str, o: Observations, gaps: Gaps) -> pd.DataFrame:
+    t_s = gaps.t_ns / 1e9 if o.started else np.full(len(gaps.t_ns), np.nan)
+    columns = {
+        "request_id": strings(o.request_ids, gaps.request),
+        "index": integers(gaps.index),
+        "t_s": floats(t_s),
+        "itl_ms": floats(gaps.itl_ms),
+        "icl_ms": floats(gaps.icl_ms),
+    }
+    return frame("itl", run_id, columns, len(gaps.request))
+
+
+def _tokens(record: RunRecord, run_id: str, o: Observations) -> pd.DataFrame:
+    ids = [
+        np.fromiter(chain.from_iterable(c.token_ids for c in r.chunks), dtype=np.int64, count=int(n))
+        for r, n in zip(record.requests, o.n_tokens, strict=True)
+    ]
+    return frame("tokens", run_id, {"request_id": list(o.request_ids), "token_ids": objects(ids)}, len(ids))
+
+
+def _step(record: RunRecord, index: int, row: Mapping[str, Any]) -> dict[str, Any]:
+    """A row of the engine's step log with its ``t_ns`` as seconds after the start of the run."""
+    step = {"step": index, **row}
+    t_ns = step.pop("t_ns", None)
+    if t_ns is not None and record.t_start_ns is not None:
+        step["t_s"] = (t_ns - record.t_start_ns) / 1e9
+    return step
+
+
+def _as_json(value: Any) -> str:
+    return json.dumps(value, default=str, ensure_ascii=False, sort_keys=True)
+
+
+def _config(record: RunRecord, run_id: str) -> pd.DataFrame:
+    columns = {
+        "field": [c.field for c in record.config],
+        "value": [_as_json(c.value) for c in record.config],
+        "source": [c.source for c in record.config],
+    }
+    return frame("config", run_id, columns, len(record.config))
+
+
+def _environment(record: RunRecord, run_id: str) -> pd.DataFrame:
+    # n_requests and tokens_match have columns too; everything else the run was called stays findable here.
+    in_runs = {"run_id", "n_requests", "tokens_match", *_IDENTITY}
+    facts = {**record.environment}
+    facts.update({f"identity.{key}": value for key, value in record.identity.items() if key not in in_runs})
+    columns = {"key": list(facts), "value": [_as_json(value) for value in facts.values()]}
+    return frame("environment", run_id, columns, len(facts))
+
+
+def _named_values(
+    table: str, run_id: str, name: str, value: str, values: Mapping[str, float | int | None]
+) -> pd.DataFrame:
+    return frame(table, run_id, {name: list(values), value: list(values.values())}, len(values))

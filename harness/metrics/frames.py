@@ -1,0 +1,66 @@
+"""Arrays to data frames of exactly the columns and dtypes that :mod:`harness.tables` states."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from harness.metrics.observations import FloatArray, IntArray
+from harness.tables import TABLES, SchemaError, check_frame
+
+
+def floats(values: FloatArray) -> pd.arrays.FloatingArray:
+    """Float64 with NaN as null, without a pass over Python objects."""
+    return pd.arrays.FloatingArray(np.asarray(values, dtype=np.float64), np.isnan(values))
+
+
+def integers(values: IntArray) -> pd.arrays.IntegerArray:
+    """Int64 without nulls."""
+    return pd.arrays.IntegerArray(np.asarray(values, dtype=np.int64), np.zeros(len(values), dtype=np.bool_))
+
+
+def strings(values: Sequence[str], codes: IntArray) -> Any:
+    """``values[codes]`` as a string array: each text is made once, however often it is repeated."""
+    return pd.array(list(values), dtype="string").take(codes)
+
+
+def objects(values: Sequence[Any]) -> np.ndarray:
+    """One object a row, also where the objects are arrays of equal length."""
+    result = np.empty(len(values), dtype=object)
+    for i, value in enumerate(values):
+        result[i] = value
+    return result
+
+
+def frame(table: str, run_id: str, columns: Mapping[str, Any], n: int) -> pd.DataFrame:
+    """The frame of ``table`` with ``n`` rows of one run; SchemaError if a column is missing or unknown.
+
+    Args:
+        columns: by name; lists are converted to the column's dtype, arrays must have it already. ``run_id`` is added.
+    """
+    given = {"run_id": strings([run_id], np.zeros(n, dtype=np.int64)), **columns}
+    names = [c.name for c in TABLES[table]]
+    if set(given) != set(names):
+        raise SchemaError(
+            f"table {table!r}: missing columns {sorted(set(names) - set(given))}, "
+            f"unknown columns {sorted(set(given) - set(names))}"
+        )
+    data: dict[str, Any] = {}
+    for c in TABLES[table]:
+        value = given[c.name]
+        data[c.name] = pd.array(value, dtype=c.dtype) if isinstance(value, list) else value
+    result = pd.DataFrame(data)
+    check_frame(table, result)
+    return result
+
+
+def rows_frame(table: str, run_id: str, rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
+    """The frame of mappings, one a row; a key that is no column is a SchemaError naming the columns there are."""
+    names = [c.name for c in TABLES[table] if c.name != "run_id"]
+    unknown = sorted({key for row in rows for key in row} - set(names))
+    if unknown:
+        raise SchemaError(f"table {table!r} has no columns {unknown}; it has {names}")
+    return frame(table, run_id, {name: [row.get(name) for row in rows] for name in names}, len(rows))

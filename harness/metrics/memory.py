@@ -1,0 +1,27 @@
+"""Peak memory of a run: the process's own peaks and the samples' maxima, each where it was observed."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from harness.metrics.metric import RunMetric, RunView
+
+# Peak by name, and the telemetry column whose samples also bound it from below (None: torch's own peak only).
+_PEAKS = {
+    "peak_rss_bytes": "rss_bytes",
+    "peak_gpu_allocated_bytes": None,
+    "peak_gpu_reserved_bytes": None,
+    "peak_gpu_used_bytes": "gpu_used_bytes",
+}
+
+
+def _peak(run: RunView, name: str, sampled: str | None) -> int | None:
+    """The largest of the reported peak and the samples: sparse samples miss peaks, so neither alone is trusted."""
+    seen = [run.record.memory.get(name)]
+    if sampled is not None:
+        seen += [sample.get(sampled) for sample in run.record.telemetry]
+    known = [int(value) for value in seen if value is not None]
+    return max(known) if known else None
+
+
+METRICS = tuple(RunMetric(name, partial(_peak, name=name, sampled=sampled)) for name, sampled in _PEAKS.items())

@@ -1,0 +1,36 @@
+"""Percentiles and means over the ok requests (or the pooled gaps) of one run."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from harness.metrics.metric import RunMetric, RunView, mean, percentile
+
+
+def _request_percentile(run: RunView, metric: str, q: float) -> float | None:
+    return percentile(run.latencies[metric], q)
+
+
+def _gap_percentile(run: RunView, q: float) -> float | None:
+    return percentile(run.gaps.itl_ms, q)
+
+
+_REQUEST_PERCENTILES = {
+    "ttft": (50, 95, 99),
+    "tpot": (50,),
+    "e2e": (50, 95, 99),
+    "queue": (50,),
+    "sched_lag": (99,),
+}
+
+METRICS = (
+    RunMetric("ttft_mean_ms", lambda run: mean(run.latencies["ttft_ms"])),
+    *(
+        RunMetric(f"{name}_p{q}_ms", partial(_request_percentile, metric=f"{name}_ms", q=q))
+        for name, qs in _REQUEST_PERCENTILES.items()
+        for q in qs
+    ),
+    RunMetric("itl_n", lambda run: len(run.gaps.itl_ms)),
+    RunMetric("itl_mean_ms", lambda run: mean(run.gaps.itl_ms)),
+    *(RunMetric(f"itl_p{q}_ms", partial(_gap_percentile, q=q)) for q in (50, 95, 99)),
+)
