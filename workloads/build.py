@@ -1,0 +1,129 @@
+"""From configs to one frozen workload, and to warm-up requests that are never measured ones."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from workloads.anchors import nano_content, staged_content
+from workloads.arrivals import ARRIVALS
+from workloads.config import (
+    NanoWorkload,
+    PromptsFileWorkload,
+    StagedWorkload,
+    SyntheticWorkload,
+    WorkloadConfig,
+    make_arrival,
+    workload_config,
+)
+from workloads.content import Content
+from workloads.prompts import allowed_ids, draw
+from workloads.prompts_file import Tokenizer, prompts_file_content
+from workloads.replay import trace_content
+from workloads.streams import stream
+from workloads.synthetic import synthetic_content
+from workloads.workload import ScheduledRequest, Workload
+
+# Two prompts with this many equal leading ids can share a page of the smallest page size an engine may have.
+_SMALLEST_PAGE = 4
+
+
+def build_workload(
+    workload_cfg: WorkloadConfig | Mapping[str, Any],
+    arrival_cfg: Any,
+    *,
+    vocab_size: int,
+    seed: int,
+    tokenizer: Tokenizer | None = None,
+    special_ids: Collection[int] = (),
+) -> Workload:
+    """Build the workload that the two configs describe.
+
+    Args:
+        workload_cfg: a schema of ``workloads.config`` or a mapping with ``kind`` (a DictConfig is one).
+        arrival_cfg: likewise for ``workloads.arrivals``.
+        vocab_size: token ids are below it.
+        seed: used where the workload config has ``seed: null``.
+        tokenizer: only for prompts files with text.
+        special_ids: ids random prompts avoid (the anchors, defined by their draws, do not).
+
+    Raises:
+        ValueError: a setting or a file that means nothing, named; ``TraceError`` for lines of files.
+    """
+    if vocab_size < 1:
+        raise ValueError(f"vocab_size is {vocab_size}: give the size of the model's vocabulary")
+    cfg = workload_config(workload_cfg)
+    arrival = make_arrival(arrival_cfg)
+    used_seed = seed if cfg.seed is None else cfg.seed
+    content = _content(cfg, vocab_size, used_seed, tokenizer, special_ids)
+    due = arrival.due_times(len(content.prompts), content.arrival_rng, content.recorded_s)
+    requests = tuple(
+        ScheduledRequest(f"r{k:05d}", t, prompt.ids, tokens, prompt.prefix_group, prompt.prefix_tokens)
+        for k, (t, prompt, tokens) in enumerate(zip(due, content.prompts, content.max_new_tokens, strict=True))
+    )
+    kind = next(name for name, cls in ARRIVALS.items() if type(arrival) is cls)
+    spec = {
+        "workload": dataclasses.asdict(cfg) | {"seed": used_seed},
+        "arrival": {"kind": kind} | {f.name: getattr(arrival, f.name) for f in dataclasses.fields(type(arrival))},  # type: ignore[arg-type]
+        "vocab_size": vocab_size,
+        "special_ids": sorted(special_ids),
+        **content.facts,
+    }
+    return Workload(cfg.name, requests, arrival.concurrency, spec)
+
+
+def _content(
+    cfg: WorkloadConfig, vocab_size: int, seed: int, tokenizer: Tokenizer | None, special_ids: Collection[int]
+) -> Content:
+    if isinstance(cfg, SyntheticWorkload):
+        return synthetic_content(cfg, vocab_size=vocab_size, seed=seed, special_ids=special_ids)
+    if isinstance(cfg, NanoWorkload):
+        return nano_content(cfg, vocab_size=vocab_size, seed=seed)
+    if isinstance(cfg, StagedWorkload):
+        return staged_content(cfg, vocab_size=vocab_size, seed=seed)
+    if isinstance(cfg, PromptsFileWorkload):
+        return prompts_file_content(cfg, vocab_size=vocab_size, seed=seed, tokenizer=tokenizer)
+    return trace_content(cfg, vocab_size=vocab_size, seed=seed, special_ids=special_ids)
+
+
+def build_warmup(
+    workload: Workload,
+    n: int,
+    vocab_size: int,
+    seed: int,
+    *,
+    max_new_tokens: int = 16,
+    special_ids: Collection[int] = (),
+) -> tuple[ScheduledRequest, ...]:
+    """``n`` requests to warm an engine up with, all due at once.
+
+    Their lengths are spread over the workload's own, longest included, so that the same shapes are met; their ids come
+    from a stream of their own and no prompt begins with the same four ids as a measured one, so that nothing measured
+    is found in a prefix cache.
+
+    Args:
+        max_new_tokens: cap on generated tokens, where the workload asks for more.
+    """
+    if n < 0 or max_new_tokens < 1:
+        raise ValueError(f"warm-up of {n} requests with {max_new_tokens} new tokens: give at least 0 and 1")
+    by_length = sorted(workload.requests, key=lambda r: (len(r.prompt_ids), r.request_id))
+    ids = allowed_ids(vocab_size, special_ids)
+    rng = stream(seed, "warmup_ids")
+    measured = {r.prompt_ids[:_SMALLEST_PAGE] for r in workload.requests}
+    warmup = []
+    for k in range(n):
+        like = by_length[-1 - k * len(by_length) // n]
+        # at least a page long, so that it can equal no shorter measured prompt
+        length = max(len(like.prompt_ids), _SMALLEST_PAGE)
+        for _ in range(1000):
+            prompt = draw(rng, ids, length)
+            if prompt[:_SMALLEST_PAGE] not in measured:
+                break
+        else:
+            raise ValueError(
+                f"no warm-up prompt differs from all {len(workload)} measured ones in its first {_SMALLEST_PAGE} ids: "
+                f"the vocabulary of {len(ids)} ids is too small; warm up with 0 requests"
+            )
+        warmup.append(ScheduledRequest(f"warmup{k:03d}", 0.0, prompt, min(like.max_new_tokens, max_new_tokens)))
+    return tuple(warmup)

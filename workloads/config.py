@@ -1,0 +1,211 @@
+"""Config schemas of workloads and arrivals, for Hydra and for plain mappings.
+
+The dataclasses are not frozen because OmegaConf makes frozen ones read-only, which would refuse every override.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar, get_type_hints
+
+from workloads.arrivals import ARRIVALS, Arrival, arrival_class
+from workloads.lengths import Lengths, length_class
+from workloads.names import unknown_name
+
+
+@dataclass
+class LengthConfig:
+    """A length distribution: ``kind`` and the settings of that kind (``workloads.lengths``), all others null."""
+
+    kind: str = "fixed"
+    value: int | None = None
+    low: int | None = None
+    high: int | None = None
+    median: float | None = None
+    sigma: float | None = None
+    values: list[int] | None = None
+    weights: list[float] | None = None
+
+
+@dataclass
+class PrefixConfig:
+    """Shared prefixes: ``fraction`` of the requests begin with one of ``groups`` prefixes of ``tokens`` ids."""
+
+    fraction: float = 0.0
+    tokens: int = 0
+    groups: int = 1
+
+
+@dataclass
+class SyntheticWorkload:
+    """Random prompts with lengths from distributions. ``seed`` null = the seed of the run."""
+
+    kind: str = "synthetic"
+    name: str = "synthetic"
+    seed: int | None = None
+    requests: int = 24
+    prompt_tokens: LengthConfig = field(default_factory=LengthConfig)
+    output_tokens: LengthConfig = field(default_factory=LengthConfig)
+    prefix: PrefixConfig = field(default_factory=PrefixConfig)
+
+
+@dataclass
+class NanoWorkload:
+    """Anchor ``nano``: uniform lengths in [low, high], ids below ``vocab`` (modulo the model's vocabulary)."""
+
+    kind: str = "nano"
+    name: str = "nano"
+    seed: int | None = 0
+    requests: int = 256
+    low: int = 100
+    high: int = 1024
+    vocab: int = 100000
+
+
+@dataclass
+class StagedWorkload:
+    """Anchor ``staged``: log-uniform lengths, meant for Poisson arrivals."""
+
+    kind: str = "staged"
+    name: str = "staged"
+    seed: int | None = 1
+    requests: int = 256
+    low: int = 64
+    high: int = 1024
+    vocab: int = 100000
+
+
+@dataclass
+class TraceWorkload:
+    """Requests of a recorded trace.
+
+    Attributes:
+        path: the trace file; format: azure (csv) or mooncake (jsonl).
+        window_start_s, window_end_s: part of the trace to use, in seconds after its first row; end null = all.
+        max_requests: at most this many; sampling ``first`` takes the first ones, ``spread`` takes them evenly over
+            the window, which keeps its duration and lowers its rate.
+        time_scale: recorded gaps are multiplied by it: 0.5 replays twice as fast.
+        length_scale: prompt and output lengths are multiplied by it.
+        length_cap: no prompt and no output is longer than this; output_cap: further cap on outputs alone.
+    """
+
+    kind: str = "trace"
+    name: str = "trace"
+    seed: int | None = None
+    path: str | None = None
+    format: str = "azure"
+    window_start_s: float = 0.0
+    window_end_s: float | None = None
+    max_requests: int | None = None
+    sampling: str = "first"
+    time_scale: float = 1.0
+    length_scale: float = 1.0
+    length_cap: int | None = None
+    output_cap: int | None = None
+
+
+@dataclass
+class PromptsFileWorkload:
+    """Prompts of a jsonl file (``workloads.prompts_file``); ``max_new_tokens`` is for lines that give none."""
+
+    kind: str = "prompts_file"
+    name: str = "prompts_file"
+    seed: int | None = None
+    path: str | None = None
+    max_requests: int | None = None
+    max_new_tokens: int = 64
+
+
+MANDATORY = "???"  # OmegaConf's mark of a value that must be given
+
+WorkloadConfig = SyntheticWorkload | NanoWorkload | StagedWorkload | TraceWorkload | PromptsFileWorkload
+
+WORKLOADS: dict[str, type] = {
+    "synthetic": SyntheticWorkload,
+    "nano": NanoWorkload,
+    "staged": StagedWorkload,
+    "trace": TraceWorkload,
+    "prompts_file": PromptsFileWorkload,
+}
+
+
+def arrival_schema(kind: str) -> type:
+    """Schema of an arrival process: ``kind`` and its own fields, mandatory where the process has no default."""
+    cls = arrival_class(kind)
+    types = get_type_hints(cls)
+    columns: list[tuple[str, Any, Any]] = [("kind", str, field(default=kind))]
+    for f in dataclasses.fields(cls):
+        default = MANDATORY if f.default is dataclasses.MISSING else f.default
+        columns.append((f.name, types[f.name], field(default=default)))
+    return dataclasses.make_dataclass(f"{cls.__name__}Config", columns)
+
+
+def hydra_schemas() -> dict[tuple[str, str], type]:
+    """(config group, name) -> schema to store in Hydra's ConfigStore; the yaml files begin with these names."""
+    schemas = {("workload", f"{kind}_schema"): cls for kind, cls in WORKLOADS.items()}
+    schemas |= {("arrival", f"{kind}_schema"): arrival_schema(kind) for kind in ARRIVALS}
+    return schemas
+
+
+def make_lengths(cfg: LengthConfig, where: str) -> Lengths:
+    """The distribution ``cfg`` describes. ValueError if a setting is missing or does not belong to its kind."""
+    cls = length_class(cfg.kind, where)
+    given = {f.name: getattr(cfg, f.name) for f in dataclasses.fields(cfg) if f.name != "kind"}
+    given = {name: value for name, value in given.items() if value is not None}
+    known = {f.name: f.default is dataclasses.MISSING for f in dataclasses.fields(cls)}
+    if extra := sorted(set(given) - set(known)):
+        raise ValueError(f"{where}: kind {cfg.kind} has no setting {', '.join(extra)}: set it to null")
+    if missing := [name for name, required in known.items() if required and name not in given]:
+        raise ValueError(f"{where}: kind {cfg.kind} needs {', '.join(missing)}")
+    try:
+        lengths: Lengths = cls(**given)
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}") from None
+    return lengths
+
+
+def workload_config(cfg: WorkloadConfig | Mapping[str, Any]) -> WorkloadConfig:
+    """A typed workload config from a schema object or any mapping with ``kind`` (a DictConfig is one)."""
+    if not isinstance(cfg, Mapping):
+        return cfg
+    kind = cfg.get("kind")
+    if kind not in WORKLOADS:
+        raise unknown_name("workload.kind", kind, WORKLOADS)
+    typed: WorkloadConfig = _typed(WORKLOADS[kind], cfg, "workload")
+    return typed
+
+
+def make_arrival(cfg: Any) -> Arrival:
+    """The arrival process from its schema object or any mapping with ``kind``; a ready process is returned as it is."""
+    if any(isinstance(cfg, cls) for cls in ARRIVALS.values()):
+        process: Arrival = cfg
+        return process
+    values = dict(cfg) if isinstance(cfg, Mapping) else {f.name: getattr(cfg, f.name) for f in dataclasses.fields(cfg)}
+    cls = arrival_class(str(values.pop("kind", None)))
+    made: Arrival = _typed(cls, values, "arrival")
+    return made
+
+
+_Schema = TypeVar("_Schema")
+
+
+def _typed(schema: type[_Schema], values: Mapping[str, Any], where: str) -> _Schema:
+    """``schema`` filled from ``values``; unknown and missing settings are named with the nearest right name."""
+    fields = {f.name: f for f in dataclasses.fields(schema)}  # type: ignore[arg-type]
+    filled: dict[str, Any] = {}
+    for name, value in values.items():
+        if name not in fields:
+            raise unknown_name(f"setting of {where}", name, fields)
+        nested = {"LengthConfig": LengthConfig, "PrefixConfig": PrefixConfig}.get(str(fields[name].type))
+        if nested is not None and isinstance(value, Mapping):
+            value = _typed(nested, value, f"{where}.{name}")
+        elif isinstance(value, Sequence) and not isinstance(value, str):
+            value = list(value)
+        if value != MANDATORY:
+            filled[name] = value
+    for name, f in fields.items():
+        if name not in filled and f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING:
+            raise ValueError(f"{where} {values.get('kind', schema.__name__)} needs {name}: set {where}.{name}=…")
+    return schema(**filled)

@@ -1,0 +1,111 @@
+"""What every trace format is read into, and the errors that name file, line and column."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+
+class TraceError(ValueError):
+    """A workload file that cannot be read or does not say what its format asks for."""
+
+    @classmethod
+    def at(cls, path: str, line: int, column: str, expected: str, got: object) -> TraceError:
+        """One line: where, what was expected, what was found (cut to 60 characters)."""
+        shown = repr(got)
+        return cls(f"{path}:{line}: column {column!r}: expected {expected}, got {shown[:60]}{'…' * (len(shown) > 60)}")
+
+
+@dataclass(frozen=True, slots=True)
+class TraceRow:
+    """One recorded request.
+
+    Attributes:
+        t_ns: nanoseconds after the earliest row of the trace.
+        line: line of the file, from 1.
+        hash_ids: ids of the prompt's content in blocks of :attr:`Trace.block_tokens`; equal id = equal tokens.
+    """
+
+    t_ns: int
+    prompt_tokens: int
+    output_tokens: int
+    line: int
+    hash_ids: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True)
+class Trace:
+    """A trace in order of time (ties in order of the file).
+
+    Attributes:
+        rows: usable rows; those with no prompt or no output token are left out and counted in ``empty_rows``.
+        unsorted_rows: rows whose time was before that of the row above them.
+        block_tokens: tokens a hash id stands for; None if the format has none.
+        sha256: of the file's bytes.
+    """
+
+    path: str
+    rows: tuple[TraceRow, ...]
+    empty_rows: int
+    unsorted_rows: int
+    sha256: str
+    block_tokens: int | None = None
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """For ``Workload.spec``."""
+        return {
+            "trace_sha256": self.sha256,
+            "trace_rows": len(self.rows) + self.empty_rows,
+            "trace_empty_rows_skipped": self.empty_rows,
+            "trace_unsorted_rows": self.unsorted_rows,
+        }
+
+
+@dataclass(frozen=True)
+class SourceText:
+    """A workload file as it was read: text without byte-order mark, SHA-256 of its bytes."""
+
+    path: str
+    text: str
+    sha256: str
+
+
+def read_text(path: str | None, what: str) -> SourceText:
+    """Read a whole file; TraceError in one line if there is none or it cannot be read."""
+    if not path:
+        raise TraceError(f"workload.path is not set: give the {what}, workload.path=…")
+    try:
+        with open(path, "rb") as file:
+            data = file.read()
+        return SourceText(path, data.decode("utf-8-sig"), hashlib.sha256(data).hexdigest())
+    except OSError as error:
+        raise TraceError(f"cannot read {what} {path}: {error.strerror}; set workload.path to a readable file") from None
+    except UnicodeDecodeError as error:
+        raise TraceError(f"cannot read {what} {path}: not UTF-8 text at byte {error.start}") from None
+
+
+def count(value: object, path: str, line: int, column: str) -> int:
+    """A whole number of at least 0 from a csv field or a JSON value."""
+    if isinstance(value, str) and value.strip().isascii() and value.strip().isdigit():
+        return int(value)
+    if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
+        return value
+    raise TraceError.at(path, line, column, "a whole number of at least 0", value)
+
+
+def ordered(source: SourceText, rows: Sequence[TraceRow], block_tokens: int | None = None) -> Trace:
+    """A trace from rows with any time origin: sorted, moved to start at 0, empty ones left out and counted."""
+    if not rows:
+        raise TraceError(f"{source.path}: no rows: expected at least one request")
+    origin = min(r.t_ns for r in rows)
+    unsorted = sum(b.t_ns < a.t_ns for a, b in itertools.pairwise(rows))
+    moved = sorted(
+        (TraceRow(r.t_ns - origin, r.prompt_tokens, r.output_tokens, r.line, r.hash_ids) for r in rows),
+        key=lambda r: r.t_ns,
+    )
+    usable = tuple(r for r in moved if r.prompt_tokens > 0 and r.output_tokens > 0)
+    return Trace(source.path, usable, len(moved) - len(usable), unsorted, source.sha256, block_tokens)
