@@ -1,0 +1,42 @@
+"""From an engine's settings to its config object, with the checks all backends share."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from harness.backends.generation import GenerationSettings
+from workloads.names import unknown_name
+
+
+def check_settings(engine: str, settings: Mapping[str, Any], allowed: Iterable[str]) -> None:
+    """ValueError naming the nearest right name if ``settings`` has one the engine does not know."""
+    names = list(allowed)
+    for name in settings:
+        if name not in names:
+            raise unknown_name(f"setting of engine {engine}", name, names)
+
+
+def continuous_config(
+    engine: str, config_class: Any, settings: Mapping[str, Any], generation: GenerationSettings
+) -> Any:
+    """A ContinuousBatchingConfig (``config_class``: ours or transformers') from plain settings.
+
+    Lists become pairs, mappings compile configs, and the generation's seed goes into it.
+
+    Raises:
+        ValueError: an unknown setting; a seed that contradicts the generation's; a value the class refuses.
+    """
+    from transformers.generation import CompileConfig
+
+    check_settings(engine, settings, [f.name for f in dataclasses.fields(config_class)])
+    values = dict(settings)
+    if isinstance(values.get("use_cuda_graph"), list):
+        values["use_cuda_graph"] = tuple(values["use_cuda_graph"])
+    for name in ("varlen_compile_config", "decode_compile_config"):
+        if isinstance(values.get(name), Mapping):
+            values[name] = CompileConfig(**values[name])
+    if generation.seed is not None and values.setdefault("seed", generation.seed) != generation.seed:
+        raise ValueError(f"engine.seed is {values['seed']}, generation.seed {generation.seed}: set one of them")
+    return config_class(**values)
