@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
+if TYPE_CHECKING:
+    import torch
 
 SAMPLED_ELEMENTS = 65_536
 """Elements of one tensor that enter the weight hash at most, evenly spaced over it."""
@@ -27,6 +28,8 @@ def weight_hash(model: torch.nn.Module) -> tuple[str, str]:
     Name, shape and dtype of every parameter, and all its elements or, of a large one, every k-th (from the first) with
     the smallest k that leaves at most :data:`SAMPLED_ELEMENTS`. A change confined to elements in between goes unseen.
     """
+    import torch
+
     digest = hashlib.sha256()
     total = covered = 0
     with torch.no_grad():

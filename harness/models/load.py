@@ -1,18 +1,23 @@
-"""Load a model: find its source, build or read it in the target dtype on the device, and state its facts."""
+"""Load a model: find its source, build or read it in the target dtype on the device, and state its facts.
+
+torch and transformers are imported inside the functions here and in the modules below: a command line that only reads
+:class:`ModelSpec` starts without them.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from harness.models.facts import chat_template_hash, config_hash, tokenizer_hash, weight_hash
 from harness.models.gguf import cache_root, dequantised_folder, gguf_config, gguf_tokenizer, read_gguf
 from harness.models.sources import ModelSource, find_source
 from harness.models.spec import LoadedModel, ModelFacts, ModelLoadError, ModelOutOfMemoryError, ModelSpec
+
+if TYPE_CHECKING:
+    import torch
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json", "vocab.txt")
 
@@ -27,6 +32,8 @@ def load_model(spec: ModelSpec, device: str | torch.device) -> LoadedModel:
         ModelOutOfMemoryError: the weights do not fit on the device.
         ModelLoadError: anything else that stops it; one line.
     """
+    import torch
+
     target = _usable_device(device)
     dtype = _dtype(spec.dtype, target)
     source = find_source(spec)
@@ -125,6 +132,8 @@ def _no_progress_bars() -> Iterator[None]:
 @contextmanager
 def _drawing_on(device: torch.device, dtype: torch.dtype, seed: int) -> Iterator[None]:
     """Tensors are created on ``device`` in ``dtype`` from ``seed``; defaults and random state are put back after."""
+    import torch
+
     default = torch.get_default_dtype()
     cuda = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(devices=cuda), torch.device(device):
@@ -156,6 +165,8 @@ def _facts(model: Any, tokenizer: Any | None, source: ModelSource, device: torch
 
 
 def _usable_device(device: str | torch.device) -> torch.device:
+    import torch
+
     try:
         target = torch.device(device)
     except RuntimeError as error:
@@ -172,6 +183,8 @@ def _usable_device(device: str | torch.device) -> torch.device:
 
 
 def _dtype(name: str, device: torch.device) -> torch.dtype:
+    import torch
+
     if name == "auto":
         return torch.bfloat16 if device.type == "cuda" else torch.float32
     return {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}[name]

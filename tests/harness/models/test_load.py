@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import huggingface_hub
@@ -23,6 +25,11 @@ def refusal(spec: ModelSpec, device: str = "cpu") -> str:
     message = str(caught.value)
     assert "\n" not in message
     return message
+
+
+def test_the_specification_needs_no_torch() -> None:
+    code = "import sys, harness.models; sys.exit(sum(m in sys.modules for m in ('torch', 'transformers')))"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 def test_spec_is_a_hydra_schema() -> None:
