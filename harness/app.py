@@ -1,0 +1,243 @@
+"""``cb-bench``: the command line. Hydra composes and fans out, this module explains errors and closes a run.
+
+Everything that can be wrong with a command is found before anything runs: the config of the first job is composed here
+once, errors in it become one line with the nearest right name, and only then Hydra's own entry point is called.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+import hydra
+from hydra.core.config_loader import ConfigLoader
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.object_type import ObjectType
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from harness import manifest, store
+from harness.config import check, plain, unknown_keys
+from harness.errors import explain_config_error, one_line, unknown_key
+from harness.job import Job, run_job
+from harness.sweep import arm, combine_jobs, failed_lines, match_summary
+
+CONFIG_PATH = "pkg://sweeps"
+CONFIG_NAME = "config"
+EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
+
+# Flags with which Hydra shows something instead of running, and those that take a value.
+_SHOWING = ("--help", "-h", "--hydra-help", "--version", "--cfg", "-c", "--info", "-i", "--shell-completion", "-sc")
+_WITH_VALUE = ("--cfg", "-c", "--package", "-p", "--config-path", "-cp", "--config-name", "-cn", "--config-dir", "-cd")
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a command line comes to: run or sweep, where its results go, and its complete arguments for Hydra."""
+
+    multirun: bool
+    directory: Path
+    reference_engine: str | None
+    arguments: tuple[str, ...]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run ``cb-bench`` and return its exit code: 0 ok, 1 a run failed, 2 wrong command or config, 130 interrupted."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    full_error = os.environ.get("HYDRA_FULL_ERROR") == "1"
+    try:
+        with _hydra_raises():
+            if any(a.split("=", 1)[0] in _SHOWING for a in arguments):
+                _hydra_main(arguments)
+                return 0
+            plan = make_plan(arguments)
+            try:
+                _hydra_main(plan.arguments)
+            finally:
+                code = _close(plan)
+            return code
+    except KeyboardInterrupt:
+        print("cb-bench: interrupted; what was measured so far is kept", file=sys.stderr)
+        return EXIT_INTERRUPTED
+    except (HydraException, OmegaConfBaseException, ValueError) as error:
+        if full_error:
+            raise
+        print(f"cb-bench: {_explain(error)}", file=sys.stderr)
+        return EXIT_USAGE
+
+
+def make_plan(arguments: Sequence[str]) -> Plan:
+    """Compose the first job of a command and find out what it will do.
+
+    Raises:
+        HydraException, OmegaConfBaseException, ValueError: something in it is wrong.
+    """
+    overrides, flags = split_arguments(arguments)
+    with _initialised(flags):
+        loader = GlobalHydra.instance().config_loader()
+        parsed = OverridesParser.create(config_loader=loader).parse_overrides(list(overrides))
+        swept = [o for o in parsed if o.is_sweep_override()]
+        first = [
+            f"{o.get_key_element()}={next(iter(o.sweep_string_iterator()))}" if o.is_sweep_override() else text
+            for o, text in zip(parsed, overrides, strict=True)
+        ]
+        config = loader.load_configuration(CONFIG_NAME, first, run_mode=RunMode.RUN)
+    values = plain(config)
+    if unknown := unknown_keys(config):
+        raise ValueError(unknown_key(unknown[0], [k for k in _keys(values) if k not in unknown]))
+    check(values)
+    experiment = values["experiment"]
+    multirun = config.hydra.mode == RunMode.MULTIRUN or any(f in ("-m", "--multirun") for f in flags)
+    if swept and not multirun:
+        raise ValueError(f"{swept[0].input_line!r} gives several values, which makes it a sweep: add -m")
+    added = []
+    if multirun and experiment["variable"] is None:
+        variable = ",".join(o.key_or_group for o in swept)
+        if variable:
+            added.append(f"experiment.variable='{variable}'")
+            OmegaConf.update(config, "experiment.variable", variable)
+    key = "hydra.sweep.dir" if multirun else "hydra.run.dir"
+    directory = Path(OmegaConf.select(config, key)).absolute()
+    added.append(f"{key}='{directory}'")
+    if multirun and not any(f in ("-m", "--multirun") for f in flags):
+        flags = ["-m", *flags]
+    # Sampled tokens differ between engines by right: nothing to compare then.
+    reference = None if values["generation"]["do_sample"] else values["measure"]["reference_engine"]
+    return Plan(multirun, directory, reference, (*flags, *overrides, *added))
+
+
+def split_arguments(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Arguments as (overrides, flags with their values)."""
+    overrides, flags = [], []
+    waiting = False
+    for argument in arguments:
+        if waiting or argument.startswith("-"):
+            flags.append(argument)
+            waiting = not waiting and argument in _WITH_VALUE
+        else:
+            overrides.append(argument)
+    return overrides, flags
+
+
+@hydra.main(version_base="1.3", config_path=CONFIG_PATH, config_name=CONFIG_NAME)
+def _task(config: DictConfig) -> str:
+    """One Hydra job, also in a launcher's worker process. Returns its state and raises nothing but Ctrl-C."""
+    h = HydraConfig.get()
+    multirun = h.mode == RunMode.MULTIRUN
+    values = plain(config)
+    directory = Path(h.runtime.output_dir)
+    root = Path(h.sweep.dir).absolute() if multirun else directory
+    choices = {k: v for k, v in h.runtime.choices.items() if not k.startswith("hydra/")}
+    job = Job(
+        config=values,
+        directory=directory,
+        root=root,
+        overrides=tuple(o for o in h.overrides.task if not o.startswith("experiment.variable=")),
+        number=int(h.job.num) if multirun else None,
+        arm=arm(values, choices, values["experiment"]["variable"]),
+        stamp=datetime.now(UTC).strftime("%Y%m%dT%H%M%S"),
+    )
+    return run_job(job)
+
+
+def _hydra_main(arguments: Sequence[str]) -> None:
+    """Call Hydra's entry point, which reads ``sys.argv``."""
+    before = sys.argv
+    sys.argv = [before[0], *arguments]
+    try:
+        _task()
+    finally:
+        sys.argv = before
+
+
+def _close(plan: Plan) -> int:
+    """Join, report and show what was measured; the paths come last. Returns the exit code."""
+    jobs = manifest.latest(plan.directory)
+    if plan.multirun and jobs:
+        combine_jobs(plan.directory, plan.reference_engine)
+    failed = failed_lines(plan.directory)
+    code = EXIT_FAILED if failed or not jobs else 0
+    if not store.is_result(plan.directory):
+        return code
+    from harness.report.console import print_summary
+    from harness.report.html import write_report
+
+    print_summary(plan.directory)
+    for line in match_summary(store.read_result(plan.directory, ("runs",))["runs"], plan.reference_engine):
+        print(line)
+    try:
+        report: Path | None = write_report(plan.directory)
+    except Exception as error:  # the numbers are safe on disk; a broken picture must not hide them
+        print(f"cb-bench: the report could not be written: {one_line(error)}", file=sys.stderr)
+        report, code = None, EXIT_FAILED
+    for line in failed:
+        print(f"cb-bench: {line}", file=sys.stderr)
+    sys.stderr.flush()
+    print(f"\nresults: {_shown(plan.directory)}")
+    if report is not None:
+        print(f"report:  {_shown(report)}")
+    return code
+
+
+def _shown(path: Path) -> str:
+    """Relative to where the user is, if it is below."""
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
+
+
+@contextmanager
+def _hydra_raises() -> Iterator[None]:
+    """Make Hydra raise instead of printing its own several lines and exiting."""
+    before = os.environ.get("HYDRA_FULL_ERROR")
+    os.environ["HYDRA_FULL_ERROR"] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["HYDRA_FULL_ERROR"]
+        else:
+            os.environ["HYDRA_FULL_ERROR"] = before
+
+
+@contextmanager
+def _initialised(flags: Sequence[str]) -> Iterator[None]:
+    """Hydra's global state for composing, with the user's ``--config-dir`` on the search path."""
+    extra = next((flags[i + 1] for i, f in enumerate(flags[:-1]) if f in ("--config-dir", "-cd")), None)
+    extra = extra or next((f.split("=", 1)[1] for f in flags if f.startswith(("--config-dir=", "-cd="))), None)
+    with hydra.initialize_config_module("sweeps", version_base="1.3", job_name="cb-bench"):
+        if extra is not None:
+            loader = GlobalHydra.instance().config_loader()
+            loader.get_search_path().prepend(provider="command-line", path=f"file://{Path(extra).absolute()}")
+        yield
+
+
+def _explain(error: BaseException) -> str:
+    if isinstance(error, ValueError) and not isinstance(error, OmegaConfBaseException):
+        return one_line(error)
+    with _initialised([]):
+        loader = GlobalHydra.instance().config_loader()
+        keys = _keys(plain(loader.load_configuration(CONFIG_NAME, [], run_mode=RunMode.RUN)))
+        return explain_config_error(error, _options(loader), keys)
+
+
+def _options(loader: ConfigLoader) -> dict[str, list[str]]:
+    """Config groups of ours and what each offers, schemas left out."""
+    groups = [g for g in loader.get_group_options("", ObjectType.GROUP) if g != "hydra"]
+    return {g: [o for o in loader.get_group_options(g) if not o.endswith("_schema")] for g in groups}
+
+
+def _keys(values: object, prefix: str = "") -> list[str]:
+    if not isinstance(values, dict):
+        return [prefix]
+    found = [prefix] if prefix else []
+    for key, value in values.items():
+        found += _keys(value, f"{prefix}.{key}" if prefix else str(key))
+    return found

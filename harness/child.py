@@ -1,0 +1,338 @@
+"""The measured process: builds the workload, loads the model, warms up, measures, writes the tables.
+
+Started by :mod:`harness.isolate` as ``python -m harness.child SPEC FD``; reports over the pipe ``FD``.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import random
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from harness.clock import Clock, RealClock
+from harness.errors import one_line
+from harness.record import ConfigValue, Outcome, RunRecord
+from harness.recorder import Recorder
+from workloads.workload import ScheduledRequest, Workload
+
+PROGRESS_INTERVAL_S = 0.2
+
+
+class Report:
+    """Messages to the parent, one JSON object a line. If the parent is gone, this process ends itself."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._lock = threading.Lock()
+
+    def send(self, **message: Any) -> None:
+        data = json.dumps(message).encode() + b"\n"
+        try:
+            with self._lock:
+                os.write(self._descriptor, data)
+        except BrokenPipeError:
+            os._exit(1)  # nobody waits for this run any more: do not keep a GPU busy for it
+
+    def phase(self, name: str, **facts: Any) -> None:
+        print(f"== {name}", flush=True)
+        self.send(phase=name, **facts)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Entry point of the child; returns its exit code (errors are reported over the pipe and leave code 1)."""
+    spec_path, descriptor = argv if argv is not None else sys.argv[1:]
+    report = Report(int(descriptor))
+    try:
+        spec = json.loads(Path(spec_path).read_text())
+        record = measure(spec, report, RealClock())
+        report.phase("writing")
+        from harness.metrics import compute_tables
+        from harness.store import write_result
+
+        write_result(Path(spec["out"]), compute_tables(record))
+        if record.status != "ok":
+            report.send(error=record.error, status=record.status, written=True)
+            return 1
+        report.phase("done")
+        return 0
+    except Exception as error:
+        text = traceback.format_exc()
+        print(text, file=sys.stderr, flush=True)
+        report.send(error=one_line(error), traceback=text, status="failed")
+        return 1
+
+
+def measure(spec: Mapping[str, Any], report: Report, clock: Clock) -> RunRecord:
+    """Do everything a job specification says and return what was observed.
+
+    Args:
+        spec: ``identity``, ``engine``, ``model``, ``arrival``, ``workload``, ``generation``, ``measure`` and ``command_line``.
+
+    Raises:
+        ValueError: a setting that cannot work, in one line.
+    """
+    from harness.backends import GenerationSettings, create
+    from harness.config import engine_settings
+    from harness.driver import drive
+    from harness.telemetry import Telemetry
+
+    identity, settings = dict(spec["identity"]), spec["measure"]
+    _prepare_process(settings)
+    device = resolve_device(settings["device"])
+
+    report.phase("loading the model")
+    began = time.perf_counter()
+    loaded = _load_model(spec, device)
+    load_s = time.perf_counter() - began
+
+    report.phase("building the workload")
+    workload = _build_workload(spec, loaded)
+    check_compatible(workload, spec["engine"])
+    identity |= {
+        "workload": workload.name,
+        "workload_hash": workload.content_hash,
+        "device": device,
+        "n_requests": len(workload),
+    }
+
+    report.phase("starting the engine")
+    generation = GenerationSettings(**spec["generation"])
+    backend = create(spec["engine"]["name"], loaded.model, engine_settings(spec["engine"]), generation)
+    try:
+        report.phase("warming up")
+        began = time.perf_counter()
+        backend.warm_up(_warmup(workload, settings, loaded))
+        warmup_s = time.perf_counter() - began
+
+        recorder = Recorder(workload)
+        telemetry = Telemetry(settings["telemetry_interval_ms"], _gpu_probe(device), clock)
+        _reset_peaks(device)
+        # Objects of loading and warm-up live on; scanning them again would put pauses into the measured latencies.
+        gc.collect()
+        gc.freeze()
+        report.phase("measuring")
+        ticker = _Ticker(report, recorder)
+        telemetry.start()
+        try:
+            result = drive(workload, backend, recorder, clock, settings["timeout_s"])
+        finally:
+            ticker.stop()
+            telemetry.stop()
+        peaks = _peaks(device)
+        config, steps = backend.config(), backend.steps()
+        counters, memory = backend.counters(), backend.memory()
+    finally:
+        backend.stop()
+    recorder.check()
+    record = RunRecord(
+        identity=identity,
+        requests=recorder.records(),
+        t_start_ns=result.t_start_ns,
+        t_end_ns=result.t_end_ns,
+        load_s=load_s,
+        warmup_s=warmup_s,
+        config=[*config, *_harness_config(spec)],
+        environment=_environment(spec, loaded, device, workload),
+        steps=steps,
+        counters=counters,
+        memory=memory | peaks,
+        telemetry=telemetry.samples(result.t_start_ns),
+    )
+    _judge(record, result.timed_out, settings["timeout_s"])
+    return record
+
+
+def resolve_device(device: str) -> str:
+    """``auto`` becomes cuda:0 where torch finds one, else cpu; everything else is taken as it is."""
+    import torch
+
+    if device == "auto":
+        return "cuda:0" if torch.cuda.is_available() else "cpu"
+    return "cuda:0" if device == "cuda" else device
+
+
+def check_compatible(workload: Workload, engine: Mapping[str, Any]) -> None:
+    """Refuse a workload that the engine would wait for ever on.
+
+    Raises:
+        ValueError: a closed loop smaller than a static wave that never gives up waiting for more requests.
+    """
+    if engine["name"] != "static" or workload.concurrency is None or engine.get("wave_timeout_s") is not None:
+        return
+    wave = engine.get("wave")
+    if wave is None or wave > workload.concurrency:
+        shown = "all requests" if wave is None else wave
+        raise ValueError(
+            f"engine.wave ({shown}) can never fill in a closed loop of {workload.concurrency}: set engine.wave to at "
+            f"most {workload.concurrency} or set engine.wave_timeout_s"
+        )
+
+
+def _prepare_process(settings: Mapping[str, Any]) -> None:
+    import numpy as np
+    import torch
+
+    if settings["torch_threads"] is not None:
+        torch.set_num_threads(settings["torch_threads"])
+    random.seed(settings["seed"])
+    np.random.seed(settings["seed"])
+    torch.manual_seed(settings["seed"])
+
+
+def _load_model(spec: Mapping[str, Any], device: str) -> Any:
+    from harness.models import ModelSpec, load_model
+
+    return load_model(ModelSpec(**_model_settings(spec)), device)
+
+
+def _model_settings(spec: Mapping[str, Any]) -> dict[str, Any]:
+    """The model's settings; the engine's attention implementation wins where the model leaves it open.
+
+    Raises:
+        ValueError: both name one and they differ.
+    """
+    settings = dict(spec["model"])
+    wanted = spec["engine"].get("attn_implementation")
+    if wanted is not None and settings["attn_implementation"] not in (None, wanted):
+        raise ValueError(
+            f"engine.attn_implementation is {wanted!r}, model.attn_implementation {settings['attn_implementation']!r}: "
+            "set one of them"
+        )
+    if wanted is not None:
+        settings["attn_implementation"] = wanted
+    return settings
+
+
+def _build_workload(spec: Mapping[str, Any], loaded: Any) -> Workload:
+    from workloads import build_workload
+
+    return build_workload(
+        spec["workload"],
+        spec["arrival"],
+        vocab_size=loaded.vocab_size,
+        seed=spec["measure"]["seed"],
+        tokenizer=loaded.tokenizer,
+        special_ids=special_ids(loaded),
+    )
+
+
+def _warmup(workload: Workload, settings: Mapping[str, Any], loaded: Any) -> tuple[ScheduledRequest, ...]:
+    from workloads import build_warmup
+
+    return build_warmup(
+        workload,
+        settings["warmup_requests"],
+        loaded.vocab_size,
+        settings["seed"],
+        special_ids=special_ids(loaded),
+    )
+
+
+def special_ids(loaded: Any) -> frozenset[int]:
+    """Token ids with a meaning of their own (BOS, EOS, padding, chat marks), which random prompts leave out."""
+    found: set[int] = set()
+    for holder in (loaded.model.config.get_text_config(), loaded.model.generation_config):
+        for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
+            value = getattr(holder, name, None)
+            found |= set(value) if isinstance(value, list | tuple) else {value}
+    if loaded.tokenizer is not None:
+        found |= set(loaded.tokenizer.all_special_ids)
+    return frozenset(i for i in found if i is not None and 0 <= i < loaded.vocab_size)
+
+
+def _gpu_probe(device: str) -> Any:
+    """The NVML probe of a CUDA device; None on the CPU, or (said once, in the log) where NVML cannot be read."""
+    if not device.startswith("cuda"):
+        return None
+    import torch
+
+    from harness.telemetry import NvmlProbe
+
+    try:
+        return NvmlProbe(str(torch.cuda.get_device_properties(torch.device(device)).uuid))
+    except RuntimeError as error:
+        print(f"GPU telemetry stays null: {error}", flush=True)
+        return None
+
+
+def _reset_peaks(device: str) -> None:
+    if device.startswith("cuda"):
+        import torch
+
+        torch.cuda.synchronize(device)
+        torch.cuda.reset_peak_memory_stats(device)
+
+
+def _peaks(device: str) -> dict[str, int | None]:
+    if not device.startswith("cuda"):
+        return {}
+    import torch
+
+    return {
+        "peak_gpu_allocated_bytes": torch.cuda.max_memory_allocated(device),
+        "peak_gpu_reserved_bytes": torch.cuda.max_memory_reserved(device),
+    }
+
+
+def _harness_config(spec: Mapping[str, Any]) -> list[ConfigValue]:
+    """Settings of the other groups, so that arms can be compared field by field from the tables alone."""
+    return [
+        ConfigValue(f"{group}.{key}", value, "config")
+        for group in ("model", "arrival", "workload", "generation", "measure")
+        for key, value in spec[group].items()
+    ]
+
+
+def _environment(spec: Mapping[str, Any], loaded: Any, device: str, workload: Workload) -> dict[str, Any]:
+    from harness import provenance
+
+    facts = provenance.collect(spec["command_line"], device)
+    facts |= {f"model.{key}": value for key, value in loaded.facts.as_dict().items()}
+    return facts | {"workload.spec": dict(workload.spec), "workload.prompt_tokens": workload.prompt_tokens}
+
+
+def _judge(record: RunRecord, timed_out: bool, timeout_s: float) -> None:
+    """Set the run's status: a run without a single answered request is a failed one."""
+    bad = [r for r in record.requests if not r.outcome.ok]
+    if timed_out:
+        still_open = sum(r.outcome is Outcome.UNFINISHED for r in bad)
+        record.status = "timeout"
+        record.error = (
+            f"{still_open} of {len(record.requests)} requests unfinished after measure.timeout_s={timeout_s:g}"
+        )
+    elif len(bad) == len(record.requests):
+        cause = next((r.error for r in bad if r.error), None) or bad[0].outcome.value
+        record.status = "failed"
+        record.error = f"no request was answered; the first: {cause}"
+
+
+class _Ticker:
+    """Sends live counts to the parent until stopped."""
+
+    def __init__(self, report: Report, recorder: Recorder) -> None:
+        self._report = report
+        self._recorder = recorder
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="ticker", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stopped.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._stopped.wait(PROGRESS_INTERVAL_S):
+            p = self._recorder.progress()
+            self._report.send(sent=p.sent, ended=p.ended, total=p.total, tokens=p.tokens)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,233 @@
+"""Schemas of the benchmark's configuration; the values live in the YAML files of package ``sweeps``.
+
+Each dataclass is registered with Hydra under the name its YAML files inherit from (``*_schema``), so an unknown key or
+a value of the wrong type is an error at composition, before anything runs. Null always means "the default of whoever
+reads it"; those defaults are read back after the run and land in the ``config`` table.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, is_dataclass
+from typing import Any
+
+from hydra.core.config_store import ConfigStore
+from omegaconf import MISSING, DictConfig, OmegaConf
+
+from harness.backends.generation import GenerationSettings
+from workloads.config import hydra_schemas
+
+
+@dataclass
+class EngineConfig:
+    """What is measured. ``name`` selects the backend; every other key is handed to it."""
+
+    name: str = MISSING
+    attn_implementation: str | None = None
+
+
+@dataclass
+class ContinuousEngineConfig(EngineConfig):
+    """Fields of a ContinuousBatchingConfig (ours or transformers'); null = the engine's default.
+
+    Units: sizes in tokens or blocks, ``cpu_offload_space`` in GiB, timeouts in seconds, shares between 0 and 1.
+    ``use_cuda_graph`` is true, false, or a pair [varlen path, decode path].
+    """
+
+    page_size: int | None = None
+    num_blocks: int | None = None
+    max_batch_tokens: int | None = None
+    max_memory_percent: float | None = None
+    max_requests_per_batch: int | None = None
+    max_blocks_per_request: int | None = None
+    allow_block_sharing: bool | None = None
+    use_async_batching: bool | None = None
+    use_cuda_graph: Any = None
+    q_padding_interval_size: int | None = None
+    kv_padding_interval_size: int | None = None
+    varlen_compile_config: dict[str, Any] | None = None
+    decode_compile_config: dict[str, Any] | None = None
+    default_compile_level: int | None = None
+    scheduler_type: str | None = None
+    safety_margin: float | None = None
+    return_logprobs: bool | None = None
+    seed: int | None = None
+    auto_switch_to_flash: bool | None = None
+    cpu_offload_space: float | None = None
+    cpu_offload_space_safety_threshold: float | None = None
+    max_queue_size: int | None = None
+    per_request_processors: bool | None = None
+    drop_unsupported_processors: bool | None = None
+    disable_nccl_graph_mixing: bool | None = None
+    cpu_group_timeout: float | None = None
+
+
+@dataclass
+class StaticEngineConfig(EngineConfig):
+    """Padded ``model.generate`` in waves.
+
+    ``wave``: requests in one batch, null = all in one. ``wave_timeout_s``: run a smaller wave when the first request
+    of it has waited so long, null = wait for a full one. ``cache_implementation``: as for ``generate``, null = its
+    default.
+    """
+
+    wave: int | None = None
+    wave_timeout_s: float | None = None
+    cache_implementation: str | None = None
+
+
+@dataclass
+class ModelConfig:
+    """Fields of :class:`harness.models.ModelSpec`; restated because importing that module loads torch, which the
+    process that only composes and watches does not need. A test holds the two together."""
+
+    name: str = MISSING
+    load_format: str = "auto"
+    dtype: str = "auto"
+    attn_implementation: str | None = None
+    revision: str | None = None
+    seed: int = 0
+
+
+@dataclass
+class MeasureConfig:
+    """How a run is measured; the same for every arm of a comparison."""
+
+    warmup_requests: int = MISSING
+    timeout_s: float = MISSING
+    start_timeout_s: float = MISSING
+    repeats: int = MISSING
+    seed: int = MISSING
+    device: str = MISSING
+    torch_threads: int | None = MISSING
+    telemetry_interval_ms: float = MISSING
+    reference_engine: str | None = MISSING
+
+
+@dataclass
+class ExperimentConfig:
+    """What a sweep is about; null in a single run."""
+
+    name: str | None = None
+    question: str | None = None
+    variable: str | None = None  # the one setting that differs between arms: a group or a dotted key
+
+
+@dataclass
+class BenchConfig:
+    """The whole configuration of one job."""
+
+    engine: EngineConfig = MISSING
+    model: Any = MISSING
+    arrival: Any = MISSING
+    workload: Any = MISSING
+    generation: GenerationSettings = MISSING
+    measure: MeasureConfig = MISSING
+    experiment: ExperimentConfig = field(default_factory=ExperimentConfig)
+    results_dir: str = MISSING
+
+
+_UNMEASURED = frozenset(("hydra", "results_dir", "experiment"))
+
+
+def config_hash(config: Mapping[str, Any]) -> str:
+    """Eight hex digits over everything in a resolved config that can change a measurement."""
+    measured = {key: value for key, value in config.items() if key not in _UNMEASURED}
+    return hashlib.sha256(json.dumps(measured, sort_keys=True, default=str).encode()).hexdigest()[:8]
+
+
+def overrides_slug(overrides: list[str], limit: int = 100) -> str:
+    """Overrides as part of a directory name, for example ``engine=ours,workload=staged-``; "" if there are none."""
+    shown = [o.lstrip("+~") for o in overrides if not o.lstrip("+~").startswith(("experiment", "results_dir", "hydra"))]
+    slug = re.sub(r"[^\w.=,+-]+", "_", ",".join(shown))
+    return f"{slug[:limit]}-" if slug else ""
+
+
+def sweep_name(experiment: Mapping[str, Any]) -> str:
+    """Directory of a sweep: the experiment's name, else what it varies."""
+    return re.sub(r"[^\w.=,+-]+", "_", experiment.get("name") or experiment.get("variable") or "unnamed")
+
+
+def engine_settings(engine: Mapping[str, Any]) -> dict[str, Any]:
+    """What the user set of an engine, for its backend: no name, no nulls."""
+    return {key: value for key, value in engine.items() if key != "name" and value is not None}
+
+
+def unknown_keys(config: DictConfig) -> list[str]:
+    """Dotted keys that no schema knows: Hydra's ``+key=value`` adds them without asking."""
+    return _unknown_keys(config, "")
+
+
+def _unknown_keys(config: DictConfig, prefix: str) -> list[str]:
+    schema = OmegaConf.get_type(config)
+    known = {f.name for f in fields(schema)} if is_dataclass(schema) else None
+    found = []
+    for key in config:
+        name = f"{prefix}{key}"
+        if name == "hydra":
+            continue
+        if known is not None and key not in known:
+            found.append(name)
+        elif isinstance(value := config._get_node(key), DictConfig) and not value._is_none():
+            found += _unknown_keys(value, f"{name}.")
+    return found
+
+
+def check(config: Mapping[str, Any]) -> None:
+    """Raise ValueError for a value that is wrong whatever the engine: of the measure group or of generation."""
+    GenerationSettings(**config["generation"])
+    measure = config["measure"]
+    limits = {"warmup_requests": 0, "repeats": 1}
+    for key, least in limits.items():
+        if measure[key] < least:
+            raise ValueError(f"measure.{key} must be at least {least}, got {measure[key]}")
+    for key in ("timeout_s", "start_timeout_s", "telemetry_interval_ms"):
+        if not measure[key] > 0:
+            raise ValueError(f"measure.{key} must be above 0, got {measure[key]}")
+    if measure["torch_threads"] is not None and measure["torch_threads"] < 1:
+        raise ValueError(f"measure.torch_threads must be at least 1 or null, got {measure['torch_threads']}")
+    if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", measure["device"]):
+        raise ValueError(f"measure.device must be auto, cpu, cuda or cuda:N, got {measure['device']!r}")
+
+
+def register() -> None:
+    """Register schemas and resolvers with Hydra; safe to call again (workers of a launcher import this module)."""
+    store = ConfigStore.instance()
+    store.store(name="bench_schema", node=BenchConfig)
+    store.store(group="engine", name="continuous_schema", node=ContinuousEngineConfig)
+    store.store(group="engine", name="static_schema", node=StaticEngineConfig)
+    store.store(group="model", name="model_schema", node=ModelConfig)
+    store.store(group="measure", name="measure_schema", node=MeasureConfig)
+    for (group, name), schema in hydra_schemas().items():
+        store.store(group=group, name=name, node=schema)
+    OmegaConf.register_new_resolver("config_hash", _resolve_config_hash, replace=True)
+    OmegaConf.register_new_resolver("overrides_slug", _resolve_overrides_slug, replace=True)
+    OmegaConf.register_new_resolver("sweep_name", _resolve_sweep_name, replace=True)
+
+
+def plain(config: DictConfig) -> dict[str, Any]:
+    """A composed config as plain dicts and lists, interpolations resolved, Hydra's own part left out."""
+    out: dict[str, Any] = {}
+    for key in config:
+        if key != "hydra":
+            value = config[key]
+            out[str(key)] = OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
+    return out
+
+
+def _resolve_config_hash(*, _root_: DictConfig) -> str:
+    return config_hash(plain(_root_))
+
+
+def _resolve_overrides_slug(*, _root_: DictConfig) -> str:
+    return overrides_slug(list(_root_.hydra.overrides.task))
+
+
+def _resolve_sweep_name(*, _root_: DictConfig) -> str:
+    return sweep_name(plain(_root_)["experiment"])
+
+
+register()

@@ -1,0 +1,101 @@
+"""Errors as one line that says what was wrong and what to do.
+
+Hydra and OmegaConf report a wrong name in several lines and without the names that would have been right. Here their
+exceptions become one line each; ``HYDRA_FULL_ERROR=1`` shows the whole story.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable, Sequence
+
+from hydra.errors import ConfigCompositionException, MissingConfigException, OverrideParseException
+from omegaconf.errors import ConfigAttributeError, ConfigKeyError, MissingMandatoryValue, OmegaConfBaseException
+
+
+class RunFailed(RuntimeError):
+    """A measured run did not end well. ``cause`` is the one-line reason, ``detail`` the traceback if there is one."""
+
+    def __init__(self, cause: str, detail: str | None = None, status: str = "failed") -> None:
+        super().__init__(cause)
+        self.cause = cause
+        self.detail = detail
+        self.status = status
+
+
+def one_line(error: BaseException) -> str:
+    """``Type: message`` without line breaks; the type is left out for ValueErrors, whose text says it all."""
+    text = " ".join(str(error).split())
+    if isinstance(error, ValueError) and text:
+        return text
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def nearest(wrong: str, known: Iterable[str]) -> str | None:
+    """The known name closest to ``wrong``, or None if nothing is close."""
+    matches = difflib.get_close_matches(wrong, sorted(known), n=1, cutoff=0.5)
+    return matches[0] if matches else None
+
+
+def unknown(what: str, wrong: str, known: Sequence[str]) -> str:
+    """``unknown WHAT 'wrong': did you mean 'right'? available: …`` on one line."""
+    guess = nearest(wrong, known)
+    hint = f" Did you mean {guess!r}?" if guess else ""
+    available = ", ".join(sorted(known)) or "none"
+    return f"unknown {what} {wrong!r}.{hint} Available: {available}."
+
+
+def explain_config_error(error: BaseException, options: dict[str, list[str]], keys: Sequence[str]) -> str:
+    """One line for an exception of Hydra or OmegaConf.
+
+    Args:
+        error: what composing the config raised.
+        options: config groups and the names each offers.
+        keys: every dotted key of the default config.
+    """
+    cause = _root_cause(error)
+    if isinstance(cause, MissingConfigException):
+        return _missing_option(cause, options)
+    if isinstance(cause, ConfigKeyError | ConfigAttributeError):
+        return unknown_key(cause.full_key or str(cause.key), keys)
+    if isinstance(cause, MissingMandatoryValue):
+        return f"{cause.full_key} has no value: set {cause.full_key}=…"
+    if isinstance(cause, OmegaConfBaseException) and cause.full_key:
+        return f"bad value for {cause.full_key}: {str(cause).splitlines()[0]}"
+    if isinstance(error, OverrideParseException):
+        first = str(error).splitlines()[0]
+        return f"cannot read the override {error.override!r}: {first}; write KEY=VALUE (quote values with commas)"
+    text = str(error)
+    if match := re.search(r"Could not override '([^']+)'.*?No match in the defaults list", text, re.DOTALL):
+        return unknown("config group", match[1], list(options))
+    if match := re.search(r"Could not override '([^']+)'", text):
+        return unknown_key(match[1], keys)
+    return " ".join(text.split())
+
+
+def _root_cause(error: BaseException) -> BaseException:
+    while (inner := error.__cause__) is not None and isinstance(
+        inner, ConfigCompositionException | MissingConfigException | OmegaConfBaseException
+    ):
+        error = inner
+    return error
+
+
+def _missing_option(error: MissingConfigException, options: dict[str, list[str]]) -> str:
+    missing = error.missing_cfg_file or ""
+    group, _, name = missing.rpartition("/")
+    known = options.get(group)
+    if known is None:
+        return unknown("config group", group or missing, list(options))
+    return unknown(group, name, known)
+
+
+def unknown_key(key: str, keys: Sequence[str]) -> str:
+    """One line for a config key that does not exist, with the nearest that does."""
+    guess = nearest(key, keys)
+    if guess is None:  # a right last part under a wrong parent, or the other way round
+        leaf = key.rpartition(".")[2]
+        guess = next((k for k in keys if k.rpartition(".")[2] == leaf), None)
+    hint = f" Did you mean {guess!r}?" if guess else " 'cb-bench --cfg job' shows all keys."
+    return f"unknown config key {key!r}.{hint}"

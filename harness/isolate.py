@@ -1,0 +1,159 @@
+"""Runs one measurement in a fresh child process and watches it.
+
+Peaks, CUDA contexts, captured graphs and compile caches do not carry over between runs, and a crash takes only its own
+run with it. The child reports through a pipe, one JSON object a line: ``{"phase": …}`` when a phase begins, live counts
+while measuring, ``{"error": …, "status": …}`` if it gives up. Its stdout and stderr go to the job's log.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from harness.errors import RunFailed
+
+WRITING_LIMIT_S = 300.0
+MEASURING_GRACE_S = 30.0
+"""What the child gets beyond ``measure.timeout_s`` to notice its own timeout and wind down."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Longest time in seconds that the child may stay in each part of its life."""
+
+    start_s: float
+    measure_s: float
+
+    def of(self, phase: str) -> float:
+        if phase == "measuring":
+            return self.measure_s + MEASURING_GRACE_S
+        return WRITING_LIMIT_S if phase == "writing" else self.start_s
+
+
+def run_isolated(spec: Path, log: Path, limits: Limits, on_message: Callable[[Mapping[str, Any]], None]) -> None:
+    """Run ``python -m harness.child SPEC`` to its end.
+
+    Args:
+        spec: the job as JSON, read by the child.
+        log: file to which the child's stdout and stderr are appended.
+        limits: time limits by phase; the start limit covers everything before measuring.
+        on_message: called with each message of the child, in this thread.
+
+    Raises:
+        RunFailed: the child reported an error, crashed, was killed or exceeded a limit; the cause says which.
+        KeyboardInterrupt: after the child was ended.
+    """
+    read_end, write_end = os.pipe()
+    with log.open("ab") as log_file:
+        child = subprocess.Popen(
+            [sys.executable, "-m", "harness.child", str(spec), str(write_end)],
+            stdin=subprocess.DEVNULL,
+            stdout=log_file,
+            stderr=subprocess.STDOUT,
+            pass_fds=(write_end,),
+            env=_child_environment(),
+            start_new_session=True,  # Ctrl-C reaches the parent alone, which then ends the child in order
+        )
+    os.close(write_end)
+    watch = _Watch(limits, on_message)
+    try:
+        with open(read_end, "rb", buffering=0) as pipe:
+            watch.follow(pipe)
+        code = child.wait(timeout=10.0)
+    except subprocess.TimeoutExpired as error:
+        raise RunFailed("the measured process closed its report but did not exit within 10 s") from error
+    finally:
+        _end(child)
+    if watch.failure is not None:
+        raise watch.failure
+    if code != 0:
+        raise RunFailed(_describe_exit(code, watch.phase), detail=_tail(log))
+    if watch.phase != "done":
+        raise RunFailed(f"the measured process stopped while {watch.phase} without saying why", detail=_tail(log))
+
+
+class _Watch:
+    """Reads the child's messages and keeps the time of its phases."""
+
+    def __init__(self, limits: Limits, on_message: Callable[[Mapping[str, Any]], None]) -> None:
+        self._limits = limits
+        self._on_message = on_message
+        self._phase_began = time.monotonic()
+        self.phase = "starting"
+        self.failure: RunFailed | None = None
+
+    def follow(self, pipe: Any) -> None:
+        """Return at the end of the pipe; raise RunFailed when a phase takes too long."""
+        pending = b""
+        with selectors.DefaultSelector() as selector:
+            selector.register(pipe, selectors.EVENT_READ)
+            while True:
+                limit_s = self._limits.of(self.phase)
+                left_s = limit_s - (time.monotonic() - self._phase_began)
+                if left_s <= 0:
+                    raise RunFailed(f"still {self.phase} after {limit_s:g} s; ended", status="timeout")
+                if not selector.select(left_s):
+                    continue
+                data = pipe.read(65536)
+                if not data:
+                    return
+                *lines, pending = (pending + data).split(b"\n")
+                for line in lines:
+                    self._take(json.loads(line))
+
+    def _take(self, message: Mapping[str, Any]) -> None:
+        if "error" in message:
+            self.failure = RunFailed(message["error"], message.get("traceback"), message.get("status", "failed"))
+        elif (phase := message.get("phase")) not in (None, self.phase):
+            # Everything before measuring shares one limit, so its clock is not restarted by a new phase.
+            if phase in ("measuring", "writing"):
+                self._phase_began = time.monotonic()
+            self.phase = phase
+        self._on_message(message)
+
+
+def _child_environment() -> dict[str, str]:
+    environment = dict(os.environ)
+    environment["PYTHONUNBUFFERED"] = "1"
+    environment["PYTHONFAULTHANDLER"] = "1"  # a segmentation fault leaves its stack in the log
+    environment.setdefault("TOKENIZERS_PARALLELISM", "false")
+    return environment
+
+
+def _end(child: subprocess.Popen[bytes]) -> None:
+    """Make sure that the child and what it started are gone."""
+    if child.poll() is not None:
+        return
+    for sent, patience_s in ((signal.SIGTERM, 5.0), (signal.SIGKILL, 10.0)):
+        try:
+            os.killpg(child.pid, sent)
+            child.wait(timeout=patience_s)
+            return
+        except ProcessLookupError:
+            return
+        except subprocess.TimeoutExpired:
+            continue
+
+
+def _describe_exit(code: int, phase: str) -> str:
+    if code >= 0:
+        return f"the measured process exited with code {code} while {phase}"
+    name = signal.Signals(-code).name
+    hint = " (out of memory? the kernel's OOM killer sends it)" if name == "SIGKILL" else ""
+    return f"the measured process was ended by {name} while {phase}{hint}"
+
+
+def _tail(log: Path, lines: int = 20) -> str | None:
+    try:
+        return "\n".join(log.read_text(errors="replace").splitlines()[-lines:]) or None
+    except OSError:
+        return None

@@ -1,0 +1,193 @@
+"""One job: a composed config becomes one or more isolated runs, each ending in tables with a row of its own.
+
+Nothing raised in a run leaves this module (except Ctrl-C): a failed run is a row with its error, so that a launcher
+goes on to the next job.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import traceback
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from harness import manifest, provenance, store
+from harness.config import check, config_hash
+from harness.errors import RunFailed, one_line
+from harness.isolate import Limits, run_isolated
+from harness.manifest import JobState
+from harness.metrics import compute_tables
+from harness.progress import JobDisplay
+from harness.record import RunRecord
+
+SPEC_FILE = "job.json"
+LOG_FILE = "run.log"
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What to run and where.
+
+    Attributes:
+        config: the resolved config of the job as plain values.
+        directory: where its results go.
+        root: where its manifest is; ``directory`` itself for a single run, the sweep's directory otherwise.
+        overrides: command-line overrides that made this config.
+        number: index within the sweep; None for a single run.
+        arm: value of the experiment's variable in this job; None for a single run.
+        stamp: when the run or sweep was started, part of the run ids.
+    """
+
+    config: Mapping[str, Any]
+    directory: Path
+    root: Path
+    overrides: tuple[str, ...]
+    number: int | None
+    arm: str | None
+    stamp: str
+
+    @property
+    def title(self) -> str:
+        """For people: number and what distinguishes the job."""
+        shown = " ".join(o for o in self.overrides if not o.startswith(("experiment", "results_dir"))) or "run"
+        return shown if self.number is None else f"#{self.number} {shown}"
+
+    def identity(self, repeat: int) -> dict[str, Any]:
+        """What the run is called in the tables."""
+        experiment = self.config["experiment"]
+        digest = config_hash(self.config)
+        number = "" if self.number is None else f"{self.number:03d}-"
+        return {
+            "run_id": f"{self.stamp}-{number}{digest}-r{repeat}",
+            "experiment": experiment["name"],
+            "variable": experiment["variable"],
+            "arm": self.arm,
+            "repeat": repeat,
+            "engine": self.config["engine"]["name"],
+            "model": self.config["model"]["name"],
+            "workload": self.config["workload"]["name"],
+            "seed": self._workload_seed(),
+            "config_hash": digest,
+            "overrides": list(self.overrides),
+        }
+
+    def _workload_seed(self) -> int:
+        seed = self.config["workload"].get("seed")
+        return int(self.config["measure"]["seed"] if seed is None else seed)
+
+
+def run_job(job: Job) -> str:
+    """Measure every repeat of ``job`` and return its state: ok, failed or timeout.
+
+    Raises:
+        KeyboardInterrupt: after the interrupted run's row was written.
+    """
+    job.directory.mkdir(parents=True, exist_ok=True)
+    _note(job, "running")
+    states: list[tuple[str, str | None]] = []
+    directories: list[Path] = []
+    try:
+        check(job.config)
+        repeats = job.config["measure"]["repeats"]
+        for repeat in range(repeats):
+            directory = job.directory if repeats == 1 else job.directory / f"repeat-{repeat}"
+            directories.append(directory)
+            states.append(_run_once(job, repeat, directory))
+        if repeats > 1:
+            store.write_result(job.directory, store.combine(directories))
+    except KeyboardInterrupt:
+        _note(job, "interrupted", "interrupted by Ctrl-C")
+        raise
+    except Exception as error:  # a launcher must see a state, not an exception
+        _log(job.directory, traceback.format_exc())
+        _write_failed_row(job, 0, job.directory, RunFailed(one_line(error)))
+        states.append(("failed", one_line(error)))
+    state, error_text = next((s for s in states if s[0] != "ok"), ("ok", None))
+    _note(job, state, error_text)
+    return state
+
+
+def _run_once(job: Job, repeat: int, directory: Path) -> tuple[str, str | None]:
+    measure = job.config["measure"]
+    title = job.title if measure["repeats"] == 1 else f"{job.title} repeat {repeat}"
+    directory.mkdir(parents=True, exist_ok=True)
+    spec = directory / SPEC_FILE
+    spec.write_text(json.dumps(_specification(job, repeat, directory), indent=1))
+    written = False
+
+    def on_message(message: Mapping[str, Any]) -> None:
+        nonlocal written
+        written = written or bool(message.get("written"))
+        display.update(message)
+
+    with JobDisplay(title) as display:
+        try:
+            run_isolated(
+                spec, directory / LOG_FILE, Limits(measure["start_timeout_s"], measure["timeout_s"]), on_message
+            )
+        except RunFailed as failure:
+            if not written:  # the child may have ended in order, with all it measured in its tables
+                _write_failed_row(job, repeat, directory, failure)
+            display.finish(f"{failure.status}: {failure.cause} (log: {directory / LOG_FILE})")
+            return failure.status, failure.cause
+        except KeyboardInterrupt:
+            _write_failed_row(job, repeat, directory, RunFailed("interrupted by Ctrl-C"))
+            display.finish("interrupted")
+            raise
+        display.finish(_headline(directory))
+    return "ok", None
+
+
+def _specification(job: Job, repeat: int, directory: Path) -> dict[str, Any]:
+    groups = ("engine", "model", "arrival", "workload", "generation", "measure")
+    return {
+        "identity": job.identity(repeat),
+        **{group: job.config[group] for group in groups},
+        "command_line": _command_line(job.overrides),
+        "out": str(directory.resolve()),
+    }
+
+
+def _command_line(overrides: Sequence[str]) -> list[str]:
+    """The command that repeats one job by itself: the job's own overrides, without the sweep around them."""
+    return ["cb-bench", *overrides]
+
+
+def _write_failed_row(job: Job, repeat: int, directory: Path, failure: RunFailed) -> None:
+    if failure.detail:
+        _log(directory, failure.detail, only_if_absent=True)
+    for partial in directory.glob(".partial-*"):  # of a child that was ended while writing
+        shutil.rmtree(partial, ignore_errors=True)
+    record = RunRecord(
+        identity=job.identity(repeat),
+        status="timeout" if failure.status == "timeout" else "failed",
+        error=failure.cause,
+        environment=provenance.collect(_command_line(job.overrides), device=None),
+    )
+    store.write_result(directory, compute_tables(record))
+
+
+def _log(directory: Path, text: str, only_if_absent: bool = False) -> None:
+    path = directory / LOG_FILE
+    known = path.read_text(errors="replace") if path.is_file() else ""
+    if not (only_if_absent and text.strip() in known):
+        with path.open("a") as log:
+            log.write(text.rstrip() + "\n")
+
+
+def _headline(directory: Path) -> str:
+    row = store.read_result(directory, ("runs",))["runs"].iloc[0]
+    failed = f", {row.n_failed} failed ({row.outcomes})" if row.n_failed else ""
+    return (
+        f"{row.n_ok}/{row.n_requests} requests ok{failed}, {row.gen_tok_s:,.1f} tok/s, "
+        f"TTFT p50 {row.ttft_p50_ms:,.0f} ms, {row.wall_s:.1f} s"
+    )
+
+
+def _note(job: Job, state: str, error: str | None = None) -> None:
+    job.root.mkdir(parents=True, exist_ok=True)
+    name = "." if job.directory == job.root else str(job.directory.relative_to(job.root))
+    manifest.append(job.root, JobState(name, config_hash(job.config), job.overrides, state, manifest.now(), error))

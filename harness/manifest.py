@@ -1,0 +1,69 @@
+"""The manifest of a result directory: one JSON line for every state a job went through, appended as it happens."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+FILE = "manifest.jsonl"
+
+
+@dataclass(frozen=True, slots=True)
+class JobState:
+    """A job at one moment.
+
+    Attributes:
+        job: directory of the job, relative to the manifest ("." for a single run).
+        config_hash: hash over everything that can change its measurement.
+        overrides: command-line overrides of this job.
+        state: running, ok, failed, timeout or interrupted.
+        time: UTC, ISO 8601.
+        error: one line, if it did not end well.
+    """
+
+    job: str
+    config_hash: str
+    overrides: tuple[str, ...]
+    state: str
+    time: str
+    error: str | None = None
+
+
+def now() -> str:
+    """UTC in ISO 8601 with seconds, for people; measurements use the monotonic clock."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def append(directory: Path, state: JobState) -> None:
+    """Add a line; one ``write`` on a file opened for appending, so that parallel jobs do not mix their lines."""
+    line = json.dumps(asdict(state)) + "\n"
+    descriptor = os.open(directory / FILE, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+    try:
+        os.write(descriptor, line.encode())
+    finally:
+        os.close(descriptor)
+
+
+def latest(directory: Path) -> list[JobState]:
+    """The last state of each job, in the order in which the jobs first appeared; [] without a manifest."""
+    path = directory / FILE
+    if not path.is_file():
+        return []
+    states: dict[str, JobState] = {}
+    for line in path.read_text().splitlines():
+        try:
+            fields = json.loads(line)
+        except json.JSONDecodeError:  # a line cut off by a full disk or a crash: its job is read from its other lines
+            continue
+        fields["overrides"] = tuple(fields["overrides"])
+        states[fields["job"]] = JobState(**fields)
+    return list(states.values())
+
+
+def failures(states: Sequence[JobState]) -> list[JobState]:
+    """Those that are not ok; "running" counts, since nobody runs any more when this is asked."""
+    return [s for s in states if s.state != "ok"]

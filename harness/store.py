@@ -1,0 +1,131 @@
+"""Result directories: a complete set of tables or none.
+
+A directory holds a result when ``runs.parquet`` is in it. That file is moved into place last, after every other file
+was written completely beside it, so an interrupted write leaves no readable half.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+import pandas as pd
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet
+
+from harness.tables import TABLES, check_frame
+
+MARKER = "runs.parquet"
+
+
+class NotAResult(ValueError):
+    """A directory without a complete set of tables."""
+
+
+def write_result(directory: Path, tables: Mapping[str, pd.DataFrame]) -> None:
+    """Write all tables of the schema into ``directory`` as parquet and csv; an earlier set there is replaced.
+
+    Raises:
+        ValueError: a table is missing, or a frame is not what ``harness.tables`` states (nothing is written then).
+    """
+    if missing := [name for name in TABLES if name not in tables]:
+        raise ValueError(f"a result needs every table of harness.tables; missing: {', '.join(missing)}")
+    for name, frame in tables.items():
+        check_frame(name, frame)
+    staging = directory / f".partial-{os.getpid()}"
+    staging.mkdir(parents=True)
+    try:
+        for name, frame in tables.items():
+            _write_table(staging, name, frame)
+        files = sorted(os.listdir(staging))
+        for name in files:
+            _flush_to_disk(staging / name)
+        (directory / MARKER).unlink(missing_ok=True)
+        for name in sorted(files, key=lambda name: name == MARKER):
+            os.replace(staging / name, directory / name)
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+
+
+def is_result(directory: Path) -> bool:
+    """Whether ``directory`` holds a complete set of tables."""
+    return (directory / MARKER).is_file()
+
+
+def read_result(directory: Path, names: Iterable[str] = tuple(TABLES)) -> dict[str, pd.DataFrame]:
+    """Read tables of a result directory, with the dtypes of the schema.
+
+    Raises:
+        NotAResult: there is no complete set of tables, or it was written by a version with other columns.
+    """
+    if not is_result(directory):
+        raise NotAResult(f"{directory} holds no results: it has no {MARKER} (has the run finished?)")
+    tables = {}
+    for name in names:
+        path = directory / f"{name}.parquet"
+        if not path.is_file():
+            raise NotAResult(f"{directory} is incomplete: it has no {path.name}")
+        tables[name] = _with_schema(name, pd.read_parquet(path), path)
+    return tables
+
+
+def combine(directories: Sequence[Path]) -> dict[str, pd.DataFrame]:
+    """The tables of several result directories, one below the other, in the order given."""
+    parts = [read_result(directory) for directory in directories]
+    combined = {}
+    for name in TABLES:
+        frames = [part[name] for part in parts if len(part[name])]
+        combined[name] = pd.concat(frames, ignore_index=True) if frames else empty_table(name)
+    return combined
+
+
+def empty_table(name: str) -> pd.DataFrame:
+    """The table ``name`` with its columns and dtypes and no rows."""
+    return pd.DataFrame({c.name: pd.Series([], dtype=c.dtype) for c in TABLES[name]})
+
+
+def conform(name: str, frame: pd.DataFrame) -> pd.DataFrame:
+    """``frame`` with the columns of table ``name`` in order and with their dtypes; a missing column becomes null.
+
+    Raises:
+        ValueError: a column the schema does not know, or a value its dtype cannot hold.
+    """
+    wanted = {c.name: c.dtype for c in TABLES[name]}
+    if extra := [c for c in frame.columns if c not in wanted]:
+        raise ValueError(f"table {name!r} has columns the schema does not know: {', '.join(extra)}")
+    missing = {c: pd.Series(pd.NA, index=frame.index, dtype=d) for c, d in wanted.items() if c not in frame.columns}
+    try:
+        return frame.assign(**missing)[list(wanted)].astype(wanted)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"table {name!r} holds a value its column cannot: {error}") from error
+
+
+def _with_schema(name: str, frame: pd.DataFrame, path: Path) -> pd.DataFrame:
+    wanted = {c.name: c.dtype for c in TABLES[name]}
+    if list(frame.columns) != list(wanted):
+        differing = sorted(set(frame.columns) ^ set(wanted))
+        raise NotAResult(f"{path} was written by another version: its columns differ in {differing}; measure again")
+    return frame.astype(wanted)
+
+
+def _write_table(directory: Path, name: str, frame: pd.DataFrame) -> None:
+    """``name.parquet`` (zstd) and ``name.csv``; csv has no lists, so token ids are JSON texts there."""
+    table = pa.Table.from_pandas(frame, preserve_index=False)
+    csv = table
+    if name == "tokens":
+        at = table.schema.get_field_index("token_ids")
+        rows = [[int(i) for i in ids] for ids in frame["token_ids"]]
+        # Stated, because a column without rows (or with empty lists only) has no type of its own.
+        table = table.set_column(at, "token_ids", pa.array(rows, type=pa.list_(pa.int64())))
+        csv = table.set_column(at, "token_ids", pa.array([json.dumps(ids) for ids in rows], type=pa.string()))
+    pa.parquet.write_table(table, directory / f"{name}.parquet", compression="zstd")
+    pa.csv.write_csv(csv, directory / f"{name}.csv")
+
+
+def _flush_to_disk(path: Path) -> None:
+    with path.open("rb") as file:
+        os.fsync(file.fileno())

@@ -1,0 +1,92 @@
+"""What a sweep is before it runs (its variable and arms) and what remains of it afterwards (combined tables, report)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from harness import manifest, store
+from harness.metrics import tokens_equal
+
+
+def arm(config: Mapping[str, Any], choices: Mapping[str, str | None], variable: str | None) -> str | None:
+    """Value of the experiment's variable in one job, as text; several variables are joined by a comma.
+
+    Args:
+        config: resolved config of the job.
+        choices: chosen name of each config group.
+        variable: a config group or a dotted key, or several of them with commas between; None = no experiment.
+    """
+    if variable is None:
+        return None
+    return ",".join(_value(config, choices, name) for name in variable.split(","))
+
+
+def _value(config: Mapping[str, Any], choices: Mapping[str, str | None], name: str) -> str:
+    if name in choices:
+        return str(choices[name])
+    value: Any = config
+    for part in name.split("."):
+        if not isinstance(value, Mapping) or part not in value:
+            raise ValueError(f"experiment.variable {name!r} is neither a config group nor a key of the config")
+        value = value[part]
+    return "null" if value is None else str(value)
+
+
+def combine_jobs(root: Path, reference_engine: str | None) -> dict[str, pd.DataFrame] | None:
+    """Join the tables of all jobs in ``root``'s manifest, compare their tokens and write them to ``root``.
+
+    Returns:
+        the combined tables; None if no job left any.
+    """
+    directories = [root / state.job for state in manifest.latest(root) if state.job != "."]
+    directories = [directory for directory in directories if store.is_result(directory)]
+    if not directories:
+        return None
+    tables = store.combine(directories)
+    tables["runs"] = match_tokens(tables["runs"], tables["tokens"], reference_engine)
+    store.write_result(root, tables)
+    return tables
+
+
+def match_tokens(runs: pd.DataFrame, tokens: pd.DataFrame, reference_engine: str | None) -> pd.DataFrame:
+    """``runs`` with ``tokens_match`` filled for every run whose requests also went to the reference engine.
+
+    A run is compared with the reference engine's first run on the same model, requests and repeat. Failed runs, that
+    reference run itself and runs without a counterpart stay null: they were not compared.
+    """
+    runs = runs.copy()
+    if reference_engine is None:
+        return runs
+    same = ["model", "workload_hash", "repeat"]
+    ok = runs[runs["status"] == "ok"]
+    references: dict[Any, str] = {}
+    for row in ok[ok["engine"] == reference_engine].itertuples():
+        references.setdefault(tuple(getattr(row, name) for name in same), row.run_id)
+    for row in ok.itertuples():
+        reference = references.get(tuple(getattr(row, name) for name in same))
+        if reference not in (None, row.run_id):
+            equal = tokens_equal(tokens, row.run_id, reference)
+            runs.loc[row.Index, "tokens_match"] = pd.NA if equal is None else equal
+    return runs
+
+
+def match_summary(runs: pd.DataFrame, reference_engine: str | None) -> list[str]:
+    """One sentence a compared engine: in how many runs its token ids equal the reference's."""
+    compared = runs[runs["tokens_match"].notna()]
+    lines = []
+    for engine, rows in compared.groupby("engine", sort=False):
+        equal = int(rows["tokens_match"].sum())
+        verdict = "equal" if equal == len(rows) else "NOT equal"
+        hint = "" if equal == len(rows) else "; in float32 they must be, in half precision near-ties may fall otherwise"
+        lines.append(f"token ids: {engine} {verdict} to {reference_engine} in {equal} of {len(rows)} runs{hint}")
+    return lines
+
+
+def failed_lines(root: Path) -> list[str]:
+    """One line a job that did not end well."""
+    states: Sequence[manifest.JobState] = manifest.failures(manifest.latest(root))
+    return [f"{s.state}: {'run' if s.job == '.' else s.job}: {s.error or 'did not end'}" for s in states]
