@@ -1,0 +1,211 @@
+"""Entry points: generate a batch, open a manager, or bind both to a model so that code for transformers runs as it is."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from tqdm.auto import tqdm
+
+from engine.admission import InvalidRequest, generation_defaults
+from engine.config import ContinuousBatchingConfig, WorkloadHints
+from engine.manager import ContinuousBatchingManager
+from engine.requests import FinishReason, GenerationOutput, Request, RequestStatus
+from engine.sampling import SamplingParams
+
+logger = logging.getLogger(__name__)
+
+_persistent: WeakKeyDictionary[Any, ContinuousBatchingManager] = WeakKeyDictionary()
+
+
+def init_continuous_batching(
+    model: Any,
+    generation_config: Any = None,
+    continuous_batching_config: ContinuousBatchingConfig | Any | None = None,
+    workload_hints: WorkloadHints | Any | None = None,
+) -> ContinuousBatchingManager:
+    """A manager for ``model``, not started yet: the caller starts and stops it.
+
+    A persistent manager kept on the model is handed out again if no other settings are asked for, and replaced
+    otherwise.
+
+    Args:
+        model: a transformers causal LM.
+        generation_config: defaults of requests; None = the model's own.
+        continuous_batching_config: settings of the engine; None = defaults.
+        workload_hints: longest prompt, longest generation and number of requests, where known.
+
+    Raises:
+        ValueError: the model or the settings cannot be served.
+    """
+    generation = model.generation_config if generation_config is None else generation_config
+    inside = getattr(generation, "continuous_batching_config", None)
+    if inside is not None:
+        warnings.warn(
+            "a ContinuousBatchingConfig inside GenerationConfig is deprecated; pass continuous_batching_config",
+            FutureWarning,
+            stacklevel=2,
+        )
+        continuous_batching_config = continuous_batching_config or inside
+    kept = _persistent.get(model)
+    if kept is not None:
+        if generation_config is None and continuous_batching_config is None:
+            return kept
+        logger.info("settings were given: the persistent manager is replaced")
+        destroy_cached_continuous_batching_manager(model)
+    return ContinuousBatchingManager(model, generation, continuous_batching_config, workload_hints)
+
+
+@contextmanager
+def continuous_batching_context_manager(
+    model: Any,
+    generation_config: Any = None,
+    block: bool = True,
+    timeout: float | None = None,
+    continuous_batching_config: ContinuousBatchingConfig | Any | None = None,
+    persistent_manager: bool = False,
+    warmup: bool = True,
+    workload_hints: WorkloadHints | Any | None = None,
+) -> Iterator[ContinuousBatchingManager]:
+    """A running manager; on exit it is stopped (requests are finished first, unless the body raised) and destroyed.
+
+    Args:
+        block, timeout: as in `ContinuousBatchingManager.stop`.
+        persistent_manager: keep the manager, its cache and graphs on the model for the next use.
+        warmup: accepted for compatibility; a manager is always warmed up when it starts.
+        Others: as in `init_continuous_batching`.
+    """
+    manager = init_continuous_batching(model, generation_config, continuous_batching_config, workload_hints)
+    manager.start()
+    clean = False
+    try:
+        yield manager
+        clean = True
+    finally:
+        manager.stop(block=block, timeout=timeout, hard_stop=not clean, keep_for_next_session=persistent_manager)
+        if persistent_manager:
+            _persistent[model] = manager
+        else:
+            manager.destroy()
+
+
+def generate_batch(
+    model: Any,
+    inputs: Sequence[Sequence[int]],
+    generation_config: Any = None,
+    continuous_batching_config: ContinuousBatchingConfig | Any | None = None,
+    record_timestamps: bool = False,
+    progress_bar: bool = True,
+    persistent_manager: bool = False,
+    warmup: bool = True,
+    **generation_kwargs: Any,
+) -> dict[str, GenerationOutput]:
+    """Generate for every prompt and return when all are over.
+
+    Args:
+        model: a transformers causal LM.
+        inputs: token ids of the prompts; lengths may differ, nothing is padded.
+        generation_config: stop rules and sampling; None = the model's own.
+        continuous_batching_config: settings of the engine; None = defaults.
+        record_timestamps: note when each token reached the host.
+        progress_bar: show one (only on a terminal).
+        persistent_manager: keep the manager on the model for the next use.
+        generation_kwargs: fields of GenerationConfig for this call (``max_new_tokens=64``).
+
+    Returns:
+        By request id, in the order of ``inputs``. A request that can never be run is there as FAILED with the cause,
+        beside the others' results.
+
+    Raises:
+        TypeError: an unknown keyword.
+        ValueError: the model or the settings cannot be served.
+    """
+    if len(inputs) == 0:
+        return {}
+    base = model.generation_config if generation_config is None else generation_config
+    generation = generation_defaults(base, generation_kwargs)
+    hints = WorkloadHints(
+        max_prompt_length=max(len(prompt) for prompt in inputs),
+        max_generated_length=generation.max_new_tokens or 0,
+        num_requests=len(inputs),
+    )
+    results: dict[str, GenerationOutput] = {}
+    with continuous_batching_context_manager(
+        model,
+        generation_config=generation,
+        continuous_batching_config=continuous_batching_config,
+        persistent_manager=persistent_manager,
+        workload_hints=hints,
+    ) as manager:
+        ids: dict[int, str] = {}
+        order = list(range(len(inputs)))
+        if manager.resolved_config.allow_block_sharing:
+            order.sort(key=lambda i: list(inputs[i]), reverse=True)
+        for i in order:
+            ids[i] = f"req_{i}"
+            try:
+                manager.add_request(inputs[i], request_id=ids[i], record_timestamps=record_timestamps)
+            except InvalidRequest as error:
+                results[ids[i]] = _refused(ids[i], inputs[i], str(error))
+        with tqdm(
+            total=len(inputs), initial=len(results), unit="request", disable=None if progress_bar else True
+        ) as bar:
+            for output in manager:
+                if output.is_finished():
+                    results[output.request_id] = output
+                    bar.update()
+    return {ids[i]: results[ids[i]] for i in range(len(inputs))}
+
+
+def destroy_cached_continuous_batching_manager(model: Any) -> None:
+    """Release the persistent manager kept on ``model``, if there is one."""
+    manager = _persistent.pop(model, None)
+    if manager is not None:
+        manager.destroy()
+
+
+_BOUND = (
+    generate_batch,
+    init_continuous_batching,
+    continuous_batching_context_manager,
+    destroy_cached_continuous_batching_manager,
+)
+
+
+def attach(model: Any) -> Any:
+    """Bind the entry points on ``model``, over transformers' own, so that code written for those runs on this engine.
+    Returns the model."""
+    for function in _BOUND:
+        model.__dict__[function.__name__] = functools.partial(function, model)
+    return model
+
+
+def detach(model: Any) -> Any:
+    """Undo `attach` and release a persistent manager: the model is as it was. Returns the model."""
+    destroy_cached_continuous_batching_manager(model)
+    for function in _BOUND:
+        model.__dict__.pop(function.__name__, None)
+    return model
+
+
+def _refused(request_id: str, prompt: Sequence[int], reason: str) -> GenerationOutput:
+    ids = list(prompt) if isinstance(prompt, Sequence) else []
+    request = Request.create(request_id, ids, 1, frozenset(), SamplingParams())
+    request.end(RequestStatus.FAILED, reason)
+    return GenerationOutput(request)
+
+
+__all__ = [
+    "FinishReason",
+    "attach",
+    "continuous_batching_context_manager",
+    "destroy_cached_continuous_batching_manager",
+    "detach",
+    "generate_batch",
+    "init_continuous_batching",
+]

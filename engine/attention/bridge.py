@@ -1,0 +1,108 @@
+"""Any transformers model on the paged cache, through transformers' own AttentionInterface.
+
+For the time of one forward pass the model's attention setting names our function; before and after, the model is
+exactly as its owner left it. The setting is swapped under a lock, so that several managers may share a model.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from engine.attention.base import AttentionBackend, write_kv
+from engine.attention.metadata import AttentionMetadata
+
+ATTENTION_NAME = "cb_paged"
+"""Under this name our function is known to transformers. transformers builds no mask for a name it has no mask
+function for, which is what we want: the block tables say what is visible."""
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardContext:
+    """What the attention calls of one forward pass share.
+
+    Attributes:
+        backend: attention backend.
+        metadata: the step's rows.
+        layer_caches: by layer, (group index, keys, values); keys and values are
+            [blocks, page_size, kv_heads, head_dim].
+    """
+
+    backend: AttentionBackend
+    metadata: AttentionMetadata
+    layer_caches: tuple[tuple[int, torch.Tensor, torch.Tensor], ...]
+
+
+_active = threading.local()
+_locks: WeakKeyDictionary[torch.nn.Module, threading.RLock] = WeakKeyDictionary()
+_locks_guard = threading.Lock()
+
+
+def _model_lock(model: torch.nn.Module) -> threading.RLock:
+    with _locks_guard:
+        return _locks.setdefault(model, threading.RLock())
+
+
+@contextmanager
+def paged_attention(model: Any, context: ForwardContext) -> Iterator[None]:
+    """Inside, the model's forward passes in this thread attend over the paged cache."""
+    config = model.config
+    with _model_lock(model):
+        original = config._attn_implementation
+        config._attn_implementation = ATTENTION_NAME
+        _active.context = context
+        try:
+            yield
+        finally:
+            _active.context = None
+            config._attn_implementation = original
+
+
+def paged_attention_forward(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    scaling: float | None = None,
+    softcap: float | None = None,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, None]:
+    """transformers' attention function signature: query [1, heads, tokens, head_dim], key and value
+    [1, kv_heads, tokens, head_dim]; returns [1, tokens, heads, head_dim]."""
+    context: ForwardContext | None = getattr(_active, "context", None)
+    if context is None:
+        raise RuntimeError(
+            "the model is being used by a running continuous batching manager; call it from another thread only "
+            "after manager.stop()"
+        )
+    if kwargs.get("s_aux") is not None or getattr(module, "sinks", None) is not None:
+        raise ValueError("attention sinks are not supported")
+    group, key_cache, value_cache = context.layer_caches[module.layer_idx]
+    write_kv(
+        key[0].transpose(0, 1),
+        value[0].transpose(0, 1),
+        key_cache,
+        value_cache,
+        context.metadata.groups[group].kv_slots,
+    )
+    output = context.backend.attend(
+        query[0].transpose(0, 1).contiguous(),
+        key_cache,
+        value_cache,
+        context.metadata,
+        group,
+        scaling if scaling is not None else query.shape[-1] ** -0.5,
+        softcap,
+    )
+    return output.unsqueeze(0), None
+
+
+ALL_ATTENTION_FUNCTIONS.register(ATTENTION_NAME, paged_attention_forward)

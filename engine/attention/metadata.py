@@ -1,0 +1,51 @@
+"""What attention needs to know about one step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True, slots=True)
+class GroupTables:
+    """Where one layer group's keys and values lie.
+
+    Attributes:
+        block_table: [rows, pages] int32, block of each page of each row's sequence.
+        kv_slots: [tokens] int64, ``block * page_size + offset`` where each token's keys and values are written.
+        window: sliding window in tokens, None = full attention.
+    """
+
+    block_table: torch.Tensor
+    kv_slots: torch.Tensor
+    window: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionMetadata:
+    """Rows of one step. Decode rows (one query token each) come first, prefill rows after them.
+
+    Attributes:
+        num_decode: decode rows; row i < num_decode is query token i.
+        kv_lengths: [rows] int32, keys visible to the row's last query, itself included.
+        groups: block tables by layer group.
+        cu_query, cu_kv: [prefill rows + 1] int32, running sums of query and key lengths of the prefill rows; None
+            without prefill rows.
+        max_query, max_kv: their largest lengths.
+        host_kv_lengths: the same as ``kv_lengths`` on the host; empty inside a captured graph.
+        host_query_lengths: query tokens of each prefill row.
+        host_tables: by group, [rows, pages] block ids on the host (CPU backends slice the cache with them).
+    """
+
+    num_decode: int
+    kv_lengths: torch.Tensor
+    groups: tuple[GroupTables, ...]
+    cu_query: torch.Tensor | None = None
+    cu_kv: torch.Tensor | None = None
+    max_query: int = 0
+    max_kv: int = 0
+    host_kv_lengths: Sequence[int] = ()
+    host_query_lengths: Sequence[int] = ()
+    host_tables: tuple[list[list[int]], ...] = ()

@@ -1,0 +1,60 @@
+"""Which backend a model runs on, and why."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from engine.attention.base import AttentionBackend
+from engine.attention.eager import EagerAttention
+from engine.attention.flash import FlashAttention2, why_not_flash
+from engine.attention.sdpa import SdpaAttention
+
+BACKENDS: dict[str, type[AttentionBackend]] = {
+    backend.name: backend for backend in (EagerAttention, SdpaAttention, FlashAttention2)
+}
+
+
+@dataclass(frozen=True, slots=True)
+class BackendChoice:
+    """A backend by name and the reason for it, in words for the log and the run record."""
+
+    name: str
+    reason: str
+
+
+def choose_backend(
+    requested: str | None,
+    auto_switch_to_flash: bool,
+    model_supports_flash: bool,
+    device: torch.device,
+    dtype: torch.dtype,
+    head_dim: int,
+    page_size: int,
+) -> BackendChoice:
+    """Resolve a model's ``attn_implementation``.
+
+    Args:
+        requested: what the model was loaded with; "paged|" prefixes mean the same backend.
+        auto_switch_to_flash: switch an eager or sdpa model to flash where it can serve.
+
+    Raises:
+        ValueError: an unknown name, or flash asked for by name where it cannot serve.
+    """
+    name = (requested or "sdpa").removeprefix("paged|")
+    if name not in BACKENDS:
+        raise ValueError(
+            f"attn_implementation={requested!r} is not supported by the engine; load the model with one of "
+            f"{', '.join(BACKENDS)}"
+        )
+    obstacle = why_not_flash(device, dtype, head_dim, page_size)
+    if name == FlashAttention2.name:
+        if obstacle is None:
+            return BackendChoice(name, "the model was loaded with it")
+        if page_size % 256 and why_not_flash(device, dtype, head_dim, 256) is None:
+            return BackendChoice("sdpa", f"flash_attention_2 was asked for, but {obstacle}")
+        raise ValueError(f"attn_implementation='flash_attention_2' cannot be used: {obstacle}")
+    if auto_switch_to_flash and model_supports_flash and obstacle is None:
+        return BackendChoice(FlashAttention2.name, f"switched from {name} (auto_switch_to_flash)")
+    return BackendChoice(name, "the model was loaded with it" if requested else "default")

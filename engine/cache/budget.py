@@ -1,0 +1,63 @@
+"""The memory ledger: what the engine's memory is spent on, in bytes, before it is spent."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from engine.model_shape import ModelShape
+
+
+@dataclass(frozen=True, slots=True)
+class Ledger:
+    """Planned use of memory in bytes.
+
+    Attributes:
+        weights: the model's parameters (there before the engine).
+        kv_cache: keys and values of all blocks, the trash block included.
+        step_buffers: inputs of a step on the device.
+        activations: peak of temporary tensors in a forward pass over ``max_batch_tokens``, logits included.
+    """
+
+    weights: int
+    kv_cache: int
+    step_buffers: int
+    activations: int
+
+    def as_dict(self) -> dict[str, int]:
+        return {
+            "weights_bytes": self.weights,
+            "kv_cache_bytes": self.kv_cache,
+            "step_buffers_bytes": self.step_buffers,
+            "activations_bytes": self.activations,
+        }
+
+
+def activation_bytes(shape: ModelShape, max_batch_tokens: int, max_requests: int) -> int:
+    """Estimate of the largest set of temporary tensors that is alive at once in a forward pass.
+
+    Per token: the residual and its norm, queries, keys, values and attention output, then the gated MLP's three
+    intermediates. Per sampled row: logits in the model's dtype and in fp32, and one processed copy.
+    """
+    width = 4 * shape.hidden_size
+    attention = (2 * shape.num_heads + 2 * shape.num_kv_heads) * shape.head_dim
+    mlp = 3 * shape.intermediate_size
+    per_token = (width + max(2 * attention, mlp)) * shape.dtype.itemsize
+    rows = min(max_requests, max_batch_tokens)
+    return max_batch_tokens * per_token + rows * shape.vocab_size * (shape.dtype.itemsize + 8)
+
+
+def step_buffer_bytes(num_groups: int, max_batch_tokens: int, max_requests: int, pages: int) -> int:
+    """Bytes of one step's packed int32 inputs (ids, positions, cache slots, block tables)."""
+    return 4 * (max_batch_tokens * (2 + num_groups) + max_requests * (3 + num_groups * pages))
+
+
+def free_memory(device: torch.device) -> int:
+    """Bytes that could be allocated on ``device`` now; on a CPU the available RAM."""
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    import psutil
+
+    return psutil.virtual_memory().available

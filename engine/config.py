@@ -1,0 +1,188 @@
+"""The user's settings: field for field transformers' ContinuousBatchingConfig, checked when it is made.
+
+What a setting left at None becomes is decided in `engine.resolution`; this object is never written to.
+"""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass, fields
+from typing import Any
+
+from engine.scheduler import SCHEDULERS
+
+MIN_PAGE_SIZE = 4
+
+
+@dataclass(slots=True)
+class ContinuousBatchingConfig:
+    """Settings of the engine. Names, order and defaults follow transformers 5.24; None = decided from model and device.
+
+    Attributes:
+        page_size: tokens a page of one layer holds, at least 4.
+        num_blocks: blocks of the KV cache; None = what the memory budget leaves.
+        max_batch_tokens: query tokens of one forward pass; None = 8192, less if memory is short, never under 256.
+        max_memory_percent: share of free memory, in (0, 1], for cache, buffers and activations.
+        max_requests_per_batch: requests in one forward pass; None = the number submitted, or 1024.
+        max_blocks_per_request: width of the block table of the decode path; 0 = no decode path.
+        allow_block_sharing: reuse cached prefixes where every layer allows it.
+        use_async_batching: schedule and launch step N+1 while step N runs. Needs CUDA graphs.
+        use_cuda_graph: a bool or a pair (varlen, decode); None = on where backend and device can.
+        q_padding_interval_size, kv_padding_interval_size: padding of captured shapes; 0 = the engine's own buckets.
+        varlen_compile_config, decode_compile_config: explicit transformers CompileConfig of a path.
+        default_compile_level: 0 to 3, how much torch.compile does for a path without an explicit config.
+        scheduler_type: "fifo" or "prefill_first".
+        safety_margin: share of free blocks, 0 to 1, under which no new prefill starts; None = the scheduler's own.
+        return_logprobs: give the log probability of each generated token.
+        seed: base of the random streams of requests without a seed of their own; None = drawn at start.
+        auto_switch_to_flash: use flash attention for a model loaded with eager or sdpa, where it can serve.
+        cpu_offload_space: GiB of host memory for evicted blocks; 0 = off, None = sized by the threshold.
+        cpu_offload_space_safety_threshold: share of available host memory the offload space may take.
+        max_queue_size: requests waiting for admission; 0 = no limit.
+        per_request_processors: requests may set their own temperature, top_k and top_p.
+        drop_unsupported_processors: accepted for compatibility; the engine refuses what it cannot do, it drops nothing.
+        disable_nccl_graph_mixing, cpu_group_timeout: tensor parallelism only.
+        use_default_compile_configs, max_cached_graphs, block_size: deprecated.
+    """
+
+    page_size: int = 256
+    num_blocks: int | None = None
+    max_batch_tokens: int | None = None
+    max_memory_percent: float | None = None
+    max_requests_per_batch: int | None = None
+    max_blocks_per_request: int | None = None
+    allow_block_sharing: bool = True
+    use_async_batching: bool | None = None
+    use_cuda_graph: bool | tuple[bool, bool] | None = None
+    q_padding_interval_size: int = 0
+    kv_padding_interval_size: int = 0
+    varlen_compile_config: Any = None
+    decode_compile_config: Any = None
+    default_compile_level: int = 0
+    scheduler_type: str = "fifo"
+    safety_margin: float | None = None
+    return_logprobs: bool = False
+    seed: int | None = None
+    auto_switch_to_flash: bool = True
+    cpu_offload_space: float | None = 0.0
+    cpu_offload_space_safety_threshold: float = 0.8
+    max_queue_size: int = 0
+    per_request_processors: bool = False
+    drop_unsupported_processors: bool = True
+    disable_nccl_graph_mixing: bool = True
+    cpu_group_timeout: float | None = 300.0
+    use_default_compile_configs: bool | None = None
+    max_cached_graphs: int | None = None
+    block_size: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.block_size is not None:
+            warnings.warn("block_size is deprecated, use page_size", FutureWarning, stacklevel=3)
+            if self.page_size not in (_DEFAULT_PAGE_SIZE, self.block_size):
+                raise ValueError(
+                    f"block_size={self.block_size!r} contradicts page_size={self.page_size!r}; set page_size only"
+                )
+            self.page_size = self.block_size
+            self.block_size = None
+        if self.use_default_compile_configs is not None:
+            warnings.warn(
+                "use_default_compile_configs is deprecated, use default_compile_level", FutureWarning, stacklevel=3
+            )
+            self.default_compile_level = 3 if self.use_default_compile_configs else 0
+            self.use_default_compile_configs = None
+        if self.max_cached_graphs is not None:
+            warnings.warn("max_cached_graphs is deprecated and has no effect", FutureWarning, stacklevel=3)
+            self.max_cached_graphs = None
+        self.validate()
+
+    def validate(self) -> None:
+        """Raise ValueError naming the field, its value and what is allowed."""
+        _check_int(self, "page_size", MIN_PAGE_SIZE)
+        for name in ("num_blocks", "max_batch_tokens", "max_requests_per_batch"):
+            _check_int(self, name, 1, optional=True)
+        _check_int(self, "max_blocks_per_request", 0, optional=True)
+        for name in ("q_padding_interval_size", "kv_padding_interval_size", "max_queue_size"):
+            _check_int(self, name, 0)
+        _check_int(self, "default_compile_level", 0, 3)
+        _check_int(self, "seed", 0, optional=True)
+        _check_number(self, "max_memory_percent", 0, 1, optional=True, above=True)
+        _check_number(self, "safety_margin", 0, 1, optional=True)
+        _check_number(self, "cpu_offload_space", 0, None, optional=True)
+        _check_number(self, "cpu_offload_space_safety_threshold", 0, 1)
+        _check_number(self, "cpu_group_timeout", 0, None, optional=True, above=True)
+        for name in (
+            "allow_block_sharing",
+            "return_logprobs",
+            "auto_switch_to_flash",
+            "per_request_processors",
+            "drop_unsupported_processors",
+            "disable_nccl_graph_mixing",
+        ):
+            if not isinstance(getattr(self, name), bool):
+                raise ValueError(f"{name} must be True or False, got {getattr(self, name)!r}")
+        if self.use_async_batching not in (None, True, False):
+            raise ValueError(f"use_async_batching must be True, False or None, got {self.use_async_batching!r}")
+        if self.scheduler_type not in SCHEDULERS:
+            raise ValueError(f"scheduler_type must be one of {', '.join(SCHEDULERS)}, got {self.scheduler_type!r}")
+        graphs = self.use_cuda_graph
+        pair = isinstance(graphs, tuple | list) and len(graphs) == 2 and all(isinstance(g, bool) for g in graphs)
+        if not (graphs is None or isinstance(graphs, bool) or pair):
+            raise ValueError(f"use_cuda_graph must be a bool, a pair of bools or None, got {graphs!r}")
+
+    @classmethod
+    def adopt(cls, other: Any) -> ContinuousBatchingConfig:
+        """A copy of our config or of transformers' (any version: fields it lacks keep our defaults).
+
+        Raises:
+            TypeError: not a continuous batching config.
+        """
+        if other is None:
+            return cls()
+        names = {f.name for f in fields(cls)}
+        if not isinstance(other, cls) and not hasattr(other, "scheduler_type"):
+            raise TypeError(f"continuous_batching_config must be a ContinuousBatchingConfig, got {type(other).__name__}")
+        values = {name: getattr(other, name) for name in names if hasattr(other, name)}
+        # transformers has already moved block_size into page_size; carrying both over would contradict nothing.
+        for deprecated in ("block_size", "use_default_compile_configs", "max_cached_graphs"):
+            values.pop(deprecated, None)
+        return cls(**values)
+
+
+_DEFAULT_PAGE_SIZE = 256
+
+
+@dataclass(frozen=True, slots=True)
+class WorkloadHints:
+    """What is known of the requests before they come; 0 = unknown. Names follow transformers 5.24."""
+
+    max_prompt_length: int = 0
+    max_generated_length: int = 0
+    num_requests: int = 0
+
+    @classmethod
+    def adopt(cls, other: Any) -> WorkloadHints:
+        if other is None or isinstance(other, cls):
+            return other or cls()
+        return cls(other.max_prompt_length, other.max_generated_length, other.num_requests)
+
+
+def _check_int(config: Any, name: str, low: int, high: int | None = None, optional: bool = False) -> None:
+    value = getattr(config, name)
+    if optional and value is None:
+        return
+    allowed = f"an integer >= {low}" if high is None else f"an integer from {low} to {high}"
+    if isinstance(value, bool) or not isinstance(value, int) or value < low or (high is not None and value > high):
+        raise ValueError(f"{name} must be {allowed}{' or None' if optional else ''}, got {value!r}")
+
+
+def _check_number(
+    config: Any, name: str, low: float, high: float | None, optional: bool = False, above: bool = False
+) -> None:
+    value = getattr(config, name)
+    if optional and value is None:
+        return
+    sign = ">" if above else ">="
+    allowed = f"a number {sign} {low}" + ("" if high is None else f" and <= {high}")
+    valid = isinstance(value, int | float) and not isinstance(value, bool)
+    if not valid or not (value > low if above else value >= low) or (high is not None and not value <= high):
+        raise ValueError(f"{name} must be {allowed}{' or None' if optional else ''}, got {value!r}")

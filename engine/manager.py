@@ -1,0 +1,410 @@
+"""The thread that runs the loop, and everything a client does from outside it."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from enum import IntEnum
+from typing import Any
+
+import torch
+
+from engine.admission import Admission, generation_defaults
+from engine.config import ContinuousBatchingConfig, WorkloadHints
+from engine.core import EngineCore
+from engine.model_shape import ModelShape
+from engine.output_router import OutputRouter
+from engine.requests import GenerationOutput, Request
+from engine.resolution import ResolvedConfig, resolve
+from engine.stats import EngineStats, StepRecord
+
+logger = logging.getLogger(__name__)
+
+
+class QueueFull(RuntimeError):
+    """More requests wait than ``max_queue_size`` allows; try again later."""
+
+
+class _Stop(IntEnum):
+    """How urgently the loop is asked to end; only ever raised while it runs."""
+
+    NO = 0
+    FLUSH = 1
+    HARD = 2
+
+
+class ContinuousBatchingManager:
+    """Serves requests on one model from a background thread.
+
+    Requests may be added before `start`; they are served once it runs. Every request ends in exactly one terminal
+    output, also when it is cancelled, when the manager is stopped, and when the loop fails.
+
+    Args:
+        model: a transformers causal LM on one device. It is left exactly as it is.
+        generation_config: defaults of requests (transformers' GenerationConfig); copied.
+        continuous_batching_config: ours or transformers' ContinuousBatchingConfig; copied.
+        workload_hints: what is known of the requests to come.
+
+    Raises:
+        ValueError: a model that cannot be served or settings that cannot be met; before anything is allocated.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        generation_config: Any,
+        continuous_batching_config: ContinuousBatchingConfig | Any | None = None,
+        workload_hints: WorkloadHints | Any | None = None,
+    ) -> None:
+        self.shape = ModelShape.of(model)
+        config = ContinuousBatchingConfig.adopt(continuous_batching_config)
+        hints = WorkloadHints.adopt(workload_hints)
+        self.generation_config = generation_defaults(generation_config, {})
+        self.resolved_config: ResolvedConfig = resolve(config, self.shape, hints, model.config._attn_implementation)
+        self.model = model
+        self.stats = EngineStats()
+        seed = secrets.randbits(31) if config.seed is None else config.seed
+        self._admission = Admission(self.shape, self.resolved_config, self.generation_config, seed)
+        self._router = OutputRouter()
+        self._core: EngineCore | None = None
+        self._thread: threading.Thread | None = None
+        self._failure: BaseException | None = None
+        self._destroyed = False
+        # Shared with the loop, under this condition:
+        self._changed = threading.Condition()
+        self._inbox: deque[Request | str] = deque()
+        self._live: dict[str, Request] = {}
+        self._stop = _Stop.NO
+        self._accepting = True
+        self._counter = 0
+
+    # --- life cycle -------------------------------------------------------------------------------------------------
+
+    @property
+    def warmed_up(self) -> bool:
+        return self._core is not None
+
+    def warmup(self) -> None:
+        """Allocate the cache and capture graphs, so that the first request finds everything ready."""
+        self._refuse_if_destroyed()
+        if self._core is None:
+            was_training = self.model.training
+            self.model.eval()
+            self._core = EngineCore(self.model, self.shape, self.resolved_config, self.stats, self._deliver)
+            self._core.warm_up()
+            self.model.train(was_training)
+
+    def is_running(self) -> bool:
+        """Whether the loop's thread is alive."""
+        return self._thread is not None and self._thread.is_alive()
+
+    @property
+    def fatal_error(self) -> BaseException | None:
+        """What ended the loop, if an exception did."""
+        return self._failure
+
+    def start(self) -> None:
+        """Start the loop; again after a stop or a failure. A running manager is left alone, with a warning."""
+        self._refuse_if_destroyed()
+        if self.is_running():
+            logger.warning("start() on a manager that is already running has no effect")
+            return
+        self.warmup()
+        self._failure = None
+        self._stop, self._accepting = _Stop.NO, True
+        self._thread = threading.Thread(target=self._run, args=(self._core,), name="continuous-batching", daemon=True)
+        self._thread.start()
+
+    def stop(
+        self,
+        block: bool = True,
+        timeout: float | None = None,
+        hard_stop: bool = False,
+        keep_for_next_session: bool = False,
+    ) -> None:
+        """End the loop. New requests are refused from now on; results stay obtainable.
+
+        Args:
+            block: wait for the thread to end.
+            timeout: at most this many seconds; None = as long as it takes.
+            hard_stop: fail queued and running requests now instead of finishing them; they keep their tokens.
+            keep_for_next_session: keep the cache and the graphs for the next `start`.
+        """
+        with self._changed:
+            self._accepting = False
+            self._stop = max(self._stop, _Stop.HARD if hard_stop else _Stop.FLUSH)
+            self._changed.notify_all()
+        if block and self._thread is not None:
+            self._thread.join(timeout)
+            if self._thread.is_alive():
+                logger.warning("the loop did not end within %s s; it ends once its requests are done", timeout)
+                return
+            self._thread = None
+            if not keep_for_next_session:
+                self._core = None
+
+    def join(self, stop_trigger_time: float | None = None, timeout: float | None = None) -> None:
+        """Wait for a stopping loop's thread to end."""
+        if self._thread is not None:
+            self._thread.join(timeout)
+
+    def destroy(self) -> None:
+        """Stop if running, release everything, for good. Harmless when repeated."""
+        if self._destroyed:
+            return
+        self.stop(hard_stop=True)
+        self._core = None
+        self._destroyed = True
+        if self.shape.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    # --- requests ---------------------------------------------------------------------------------------------------
+
+    def add_request(
+        self,
+        input_ids: Sequence[int],
+        request_id: str | None = None,
+        max_new_tokens: int | None = None,
+        streaming: bool = False,
+        record_timestamps: bool = False,
+        eos_token_id: int | Iterable[int] | None = None,
+        **sampling: Any,
+    ) -> str | None:
+        """Queue one request.
+
+        Args:
+            input_ids: token ids of the prompt.
+            request_id: any string not in use by a live request; generated if None.
+            max_new_tokens: cap on generated tokens; None = the GenerationConfig's.
+            streaming: deliver an output after every token.
+            record_timestamps: note when each token reached the host.
+            eos_token_id: id or ids that end it; None = the GenerationConfig's, -1 = none.
+            sampling: temperature, top_k, top_p (with ``per_request_processors``) and seed of this request.
+
+        Returns:
+            Its id, or None with a warning if the manager has been stopped.
+
+        Raises:
+            ValueError: the request can never be run, or its id is in use.
+            QueueFull: ``max_queue_size`` requests already wait and none left the queue within 10 s.
+            RuntimeError: the loop has failed; the message says why.
+        """
+        self._refuse_if_failed()
+        if not self._accepting:
+            logger.warning("the manager has been stopped: the request is refused; call start() first")
+            return None
+        with self._changed:
+            number = self._counter
+            self._counter += 1
+            if request_id is None:
+                request_id = self._free_id(number)
+        request = self._admission.admit(
+            request_id, number, input_ids, max_new_tokens, streaming, record_timestamps, eos_token_id, sampling
+        )
+        self._wait_for_room()
+        with self._changed:
+            if request_id in self._live:
+                raise ValueError(f"request id {request_id!r} is in use by a live request; choose another")
+            if not self._accepting:
+                logger.warning("the manager has been stopped: request %r is refused", request_id)
+                return None
+            self._live[request_id] = request
+            self._inbox.append(request)
+            self._changed.notify_all()
+        return request_id
+
+    def add_requests(
+        self,
+        inputs: Sequence[Sequence[int]],
+        max_new_tokens: int | None = None,
+        streaming: bool = False,
+        record_timestamps: bool = False,
+        **sampling: Any,
+    ) -> list[str]:
+        """Queue several requests; arguments as in `add_request`. Where prefixes are shared they are queued in sorted
+        order, so that neighbours have most in common.
+
+        Returns:
+            Their ids in the order of ``inputs``; empty, with a warning, if the manager has been stopped.
+
+        Raises:
+            ValueError: naming the first request that can never be run; those queued before it stay.
+        """
+        order = range(len(inputs))
+        if self.resolved_config.allow_block_sharing:
+            order = sorted(order, key=lambda i: list(inputs[i]), reverse=True)  # type: ignore[assignment]
+        ids: dict[int, str] = {}
+        for i in order:
+            request_id = self.add_request(
+                inputs[i],
+                max_new_tokens=max_new_tokens,
+                streaming=streaming,
+                record_timestamps=record_timestamps,
+                **sampling,
+            )
+            if request_id is not None:
+                ids[i] = request_id
+        return [ids[i] for i in sorted(ids)]
+
+    def cancel_request(self, request_id: str) -> None:
+        """End a request wherever it is; it gets a terminal output with the tokens it has. Unknown or ended ids are
+        ignored."""
+        with self._changed:
+            if request_id in self._live:
+                self._inbox.append(request_id)
+                self._changed.notify_all()
+
+    # --- results ----------------------------------------------------------------------------------------------------
+
+    def get_result(self, request_id: str | None = None, timeout: float | None = None) -> GenerationOutput | None:
+        """The next output.
+
+        Args:
+            request_id: only if the next output is this request's; otherwise None at once, and nothing is lost.
+            timeout: seconds to wait; None = as long as the loop lives.
+        """
+        if request_id is None:
+            return self._router.take(timeout, self._is_over)
+        return self._router.take_head(request_id, timeout, self._is_over)
+
+    def __iter__(self) -> Iterator[GenerationOutput]:
+        """Outputs as they come, until every request submitted so far has had its last one. To wait for requests of
+        other threads as well, loop over `get_result`."""
+        while True:
+            output = self._router.take(None, lambda: not self._live or self._is_over())
+            if output is None:
+                return
+            yield output
+
+    def request_id_iter(self, request_id: str) -> Iterator[GenerationOutput]:
+        """One request's outputs as they come, up to its last one; others' stay where they are."""
+        while True:
+            output = self._router.take_of(request_id, None, lambda: request_id not in self._live or self._is_over())
+            if output is None:
+                return
+            yield output
+            if output.is_finished():
+                return
+
+    def register_result_handler(self, request_id: str, callback: Callable[[GenerationOutput], None]) -> None:
+        """Call ``callback`` on the running asyncio loop with each of the request's outputs; it is dropped after the
+        last one."""
+        self._router.handle(request_id, callback)
+
+    # --- what happened ----------------------------------------------------------------------------------------------
+
+    @property
+    def step_log(self) -> list[StepRecord]:
+        """One record a forward pass, the last million."""
+        return list(self.stats.log)
+
+    def counters(self) -> dict[str, int | None]:
+        """Counts since the start or the last `reset_counters`."""
+        return self.stats.counters()
+
+    def reset_counters(self) -> None:
+        """Count anew, for instance after a warm-up."""
+        self.stats.reset()
+        if self._core is not None:
+            self._core.cache.prefix_hit_tokens = self._core.cache.prefix_query_tokens = 0
+
+    def ledger(self) -> dict[str, int]:
+        """Planned use of memory in bytes by name."""
+        return self.resolved_config.ledger.as_dict()
+
+    # --- the loop's side --------------------------------------------------------------------------------------------
+
+    def _run(self, core: EngineCore) -> None:
+        try:
+            while self._take_orders(core):
+                core.step()
+        except Exception as error:
+            logger.exception("the loop ends: all live requests fail")
+            self._failure = error
+            self._fail_everything(core, f"{type(error).__name__}: {error}")
+            self._core = None  # whatever state the exception left behind is not used again
+        finally:
+            self._router.wake()
+
+    def _take_orders(self, core: EngineCore) -> bool:
+        """Apply what clients asked for; wait if there is nothing to do. False ends the loop."""
+        if not self._inbox and not self._stop and core.has_work:
+            return True  # the usual case, without a lock
+        with self._changed:
+            while not self._inbox and not self._stop and not core.has_work:
+                self._changed.wait()
+            orders = list(self._inbox)
+            self._inbox.clear()
+            stop = self._stop
+            self._changed.notify_all()
+        for order in orders:
+            if isinstance(order, Request):
+                core.add(order)
+            else:
+                core.cancel(order)
+        if stop is _Stop.HARD:
+            self._fail_everything(core, "RuntimeError: the manager was stopped (hard_stop) before the request finished")
+            return False
+        return core.has_work or stop is _Stop.NO
+
+    def _fail_everything(self, core: EngineCore, reason: str) -> None:
+        with self._changed:
+            self._accepting = False
+            orders = list(self._inbox)
+            self._inbox.clear()
+        for order in orders:
+            if isinstance(order, Request):
+                core.add(order)
+        core.fail_all(reason)
+
+    def _deliver(self, outputs: list[GenerationOutput]) -> None:
+        self._router.deliver(outputs)
+        ended = [output.request_id for output in outputs if output.is_finished()]
+        if ended:
+            with self._changed:
+                for request_id in ended:
+                    del self._live[request_id]
+                self._changed.notify_all()
+            self._router.wake()
+
+    # --- checks -----------------------------------------------------------------------------------------------------
+
+    def _is_over(self) -> bool:
+        """Whether no output will come any more: the loop was started and has ended, or cannot be started."""
+        return self._destroyed or self._failure is not None or (self._stop is not _Stop.NO and not self.is_running())
+
+    def _free_id(self, number: int) -> str:
+        while f"req_{number}" in self._live:
+            number += 1_000_000
+        return f"req_{number}"
+
+    def _wait_for_room(self) -> None:
+        limit = self.resolved_config.max_queue_size
+        if not limit:
+            return
+        deadline = time.monotonic() + 10.0
+        with self._changed:
+            while self._num_waiting() >= limit and self._accepting:
+                remaining = deadline - time.monotonic()
+                if remaining <= 0:
+                    raise QueueFull(f"{limit} requests already wait (max_queue_size); try again later")
+                self._changed.wait(min(remaining, 0.05))
+
+    def _num_waiting(self) -> int:
+        return sum(1 for request in self._live.values() if request.admitted_time < 0)
+
+    def _refuse_if_failed(self) -> None:
+        self._refuse_if_destroyed()
+        if self._failure is not None:
+            error = self._failure
+            raise RuntimeError(
+                f"the loop ended with {type(error).__name__}: {error}; call start() to begin anew"
+            ) from error
+
+    def _refuse_if_destroyed(self) -> None:
+        if self._destroyed:
+            raise RuntimeError("the manager was destroyed; make a new one")

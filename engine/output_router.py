@@ -1,0 +1,157 @@
+"""From the loop to whoever waits: one queue for all, iterators for one request, callbacks for asyncio."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+
+from engine.requests import GenerationOutput
+
+
+class _Entry:
+    """An output in a queue; None once taken."""
+
+    __slots__ = ("output",)
+
+    def __init__(self, output: GenerationOutput) -> None:
+        self.output: GenerationOutput | None = output
+
+
+class OutputRouter:
+    """Keeps outputs until they are taken, each exactly once, in order of arrival.
+
+    An output stands in the common queue and in its request's own queue; taking it from one marks it taken in the other.
+    """
+
+    def __init__(self) -> None:
+        self._condition = threading.Condition()
+        self._queue: deque[_Entry] = deque()
+        self._by_request: dict[str, deque[_Entry]] = {}
+        self._handlers: dict[str, tuple[Callable[[GenerationOutput], None], asyncio.AbstractEventLoop]] = {}
+
+    def deliver(self, outputs: list[GenerationOutput]) -> None:
+        """Hand over a step's outputs; wakes the waiting threads once, and each event loop once."""
+        calls: dict[asyncio.AbstractEventLoop, list[tuple[Callable[[GenerationOutput], None], GenerationOutput]]] = {}
+        with self._condition:
+            for output in outputs:
+                handler = self._handlers.get(output.request_id)
+                if handler is not None:
+                    callback, loop = handler
+                    calls.setdefault(loop, []).append((callback, output))
+                    if output.is_finished():
+                        del self._handlers[output.request_id]
+                    continue
+                entry = _Entry(output)
+                self._queue.append(entry)
+                self._by_request.setdefault(output.request_id, deque()).append(entry)
+            self._condition.notify_all()
+        for loop, batch in calls.items():
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(_run_all, batch)
+
+    def take(self, timeout: float | None, give_up: Callable[[], bool]) -> GenerationOutput | None:
+        """The next output of any request; None after ``timeout`` seconds or when ``give_up()`` says none will come."""
+        return self._wait(self._pop, timeout, give_up)
+
+    def take_head(
+        self, request_id: str, timeout: float | None, give_up: Callable[[], bool]
+    ) -> GenerationOutput | None:
+        """The next output if it is this request's; None, and nothing is taken, if another's comes first."""
+
+        def head() -> tuple[bool, GenerationOutput | None]:
+            self._drop_taken()
+            if not self._queue:
+                return False, None
+            output = self._queue[0].output
+            assert output is not None
+            return (True, None) if output.request_id != request_id else self._pop()
+
+        return self._wait(head, timeout, give_up)
+
+    def take_of(self, request_id: str, timeout: float | None, give_up: Callable[[], bool]) -> GenerationOutput | None:
+        """The next output of this request, past those of others."""
+
+        def pop() -> tuple[bool, GenerationOutput | None]:
+            own = self._by_request.get(request_id)
+            while own:
+                entry = own.popleft()
+                if not own:
+                    del self._by_request[request_id]
+                if entry.output is not None:
+                    output, entry.output = entry.output, None
+                    self._drop_taken()
+                    return True, output
+            return False, None
+
+        return self._wait(pop, timeout, give_up)
+
+    def handle(self, request_id: str, callback: Callable[[GenerationOutput], None]) -> None:
+        """Send this request's outputs to ``callback`` on the running event loop, those that already wait first."""
+        loop = asyncio.get_running_loop()
+        with self._condition:
+            waiting = [e for e in self._by_request.pop(request_id, ()) if e.output is not None]
+            batch = []
+            over = False
+            for entry in waiting:
+                output, entry.output = entry.output, None
+                assert output is not None
+                batch.append((callback, output))
+                over = over or output.is_finished()
+            if not over:
+                self._handlers[request_id] = (callback, loop)
+        if batch:
+            loop.call_soon(_run_all, batch)
+
+    def wake(self) -> None:
+        """Let waiting threads look again whether to give up."""
+        with self._condition:
+            self._condition.notify_all()
+
+    @property
+    def is_empty(self) -> bool:
+        with self._condition:
+            self._drop_taken()
+            return not self._queue
+
+    def _pop(self) -> tuple[bool, GenerationOutput | None]:
+        self._drop_taken()
+        if not self._queue:
+            return False, None
+        entry = self._queue.popleft()
+        output, entry.output = entry.output, None
+        assert output is not None
+        own = self._by_request.get(output.request_id)
+        while own and own[0].output is None:
+            own.popleft()
+        if own is not None and not own:
+            del self._by_request[output.request_id]
+        return True, output
+
+    def _drop_taken(self) -> None:
+        while self._queue and self._queue[0].output is None:
+            self._queue.popleft()
+
+    def _wait(
+        self,
+        attempt: Callable[[], tuple[bool, GenerationOutput | None]],
+        timeout: float | None,
+        give_up: Callable[[], bool],
+    ) -> GenerationOutput | None:
+        deadline = None if timeout is None else time.monotonic() + timeout
+        with self._condition:
+            while True:
+                done, output = attempt()
+                if done or give_up():
+                    return output
+                remaining = None if deadline is None else deadline - time.monotonic()
+                if remaining is not None and remaining <= 0:
+                    return None
+                self._condition.wait(remaining)
+
+
+def _run_all(batch: list[tuple[Callable[[GenerationOutput], None], GenerationOutput]]) -> None:
+    for callback, output in batch:
+        callback(output)

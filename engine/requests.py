@@ -1,0 +1,235 @@
+"""A request from admission to its one terminal output.
+
+`Request` is the engine's private state: the scheduler, the cache and the runner read and write it from the loop thread
+only. `GenerationOutput` is what leaves the engine: a snapshot that never changes after it was made.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum, StrEnum
+
+from engine.sampling.params import SamplingParams
+
+
+class RequestStatus(IntEnum):
+    """Life cycle of a request. 0-4 are transformers' numbers, so the two enums compare equal; ours are above."""
+
+    PENDING = 0
+    PREFILLING = 1
+    DECODING = 2
+    FINISHED = 3
+    FAILED = 4
+    CANCELLED = 5
+
+
+class FinishReason(StrEnum):
+    """Why a finished request ended."""
+
+    STOP = "stop"
+    LENGTH = "length"
+
+
+class GenerationOutput:
+    """What a consumer receives: a partial output of a streaming request, or the terminal output of any request.
+
+    The token list of the request only ever grows, so a snapshot is a reference to it and a length: handing one over per
+    token costs the same whatever has been generated before. The lists are copied when they are read.
+
+    Attributes:
+        request_id: as given or generated at submission.
+        prompt_ids: token ids of the prompt.
+        generated_tokens: token ids so far, prompt excluded; the EOS that ended the request is its last token.
+        logprobs: log probability of each generated token (empty unless ``return_logprobs``).
+        timestamps: ``time.perf_counter()`` seconds, one a token; None unless ``record_timestamps``.
+        created_time: ``time.perf_counter()`` seconds at submission.
+        lifespan: (left the queue, ended) in ``time.perf_counter()`` seconds; -1 where it has not happened.
+        status: a `RequestStatus`.
+        finish_reason: "stop" or "length" once finished, else None.
+        error: one line naming the cause when failed or cancelled, else None.
+        cached_tokens: prompt tokens served from the prefix cache.
+        recomputed_tokens: tokens computed again because the request was preempted.
+        preemptions: how often it was preempted.
+    """
+
+    __slots__ = (
+        "_length",
+        "_request",
+        "cached_tokens",
+        "created_time",
+        "error",
+        "finish_reason",
+        "lifespan",
+        "preemptions",
+        "recomputed_tokens",
+        "request_id",
+        "status",
+    )
+
+    def __init__(self, request: Request) -> None:
+        self._request = request
+        self._length = len(request.tokens) - request.num_prompt
+        self.request_id = request.request_id
+        self.status = request.status
+        self.error = request.error
+        self.finish_reason = request.finish_reason
+        self.created_time = request.created_time
+        self.lifespan = (request.admitted_time, request.ended_time)
+        self.cached_tokens = request.cached_tokens
+        self.recomputed_tokens = request.recomputed_tokens
+        self.preemptions = request.preemptions
+
+    @property
+    def prompt_ids(self) -> list[int]:
+        return self._request.tokens[: self._request.num_prompt]
+
+    @property
+    def generated_tokens(self) -> list[int]:
+        start = self._request.num_prompt
+        return self._request.tokens[start : start + self._length]
+
+    @property
+    def num_generated(self) -> int:
+        """Length of `generated_tokens` without copying them."""
+        return self._length
+
+    def tokens_since(self, index: int) -> list[int]:
+        """Generated tokens from ``index`` on: what is new for a consumer that has seen ``index`` tokens."""
+        start = self._request.num_prompt
+        return self._request.tokens[start + index : start + self._length]
+
+    @property
+    def logprobs(self) -> list[float]:
+        return self._request.logprobs[: self._length]
+
+    @property
+    def timestamps(self) -> list[float] | None:
+        times = self._request.timestamps
+        return None if times is None else times[: self._length]
+
+    def is_finished(self) -> bool:
+        """Whether this is the terminal output: finished, failed or cancelled."""
+        return self.status >= RequestStatus.FINISHED
+
+    def __repr__(self) -> str:
+        tail = f", error={self.error!r}" if self.error else ""
+        return f"GenerationOutput({self.request_id!r}, {self.status.name}, {self._length} tokens{tail})"
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """Engine-side state of one request.
+
+    The one rule that scheduling rests on: ``num_computed`` chases ``num_tokens``. Prefill, a chunk of a prefill, decode,
+    resumption after a preemption and a prefix hit differ only in how far apart the two are.
+
+    Attributes:
+        tokens: prompt then generated ids, append-only.
+        num_prompt: how many of ``tokens`` are the prompt.
+        num_computed: positions whose keys and values are written by steps launched so far.
+        num_in_flight: tokens sampled by launched steps whose ids have not reached the host yet.
+        tables: per layer group, the block id of each page of the sequence (0: a page behind a sliding window).
+        num_registered: pages already offered to the prefix cache.
+    """
+
+    request_id: str
+    tokens: list[int]
+    num_prompt: int
+    max_new_tokens: int
+    eos_token_ids: frozenset[int]
+    sampling: SamplingParams
+    streaming: bool = False
+    timestamps: list[float] | None = None
+    created_time: float = 0.0
+
+    num_computed: int = 0
+    num_in_flight: int = 0
+    slot: int = -1
+    tables: tuple[list[int], ...] = ()
+    num_registered: int = 0
+
+    logprobs: list[float] = None  # type: ignore[assignment]
+    status: RequestStatus = RequestStatus.PENDING
+    finish_reason: FinishReason | None = None
+    error: str | None = None
+    admitted_time: float = -1.0
+    ended_time: float = -1.0
+    cached_tokens: int = 0
+    recomputed_tokens: int = 0
+    preemptions: int = 0
+    num_lost: int = 0  # positions computed before the last preemption
+
+    def __post_init__(self) -> None:
+        self.logprobs = []
+
+    @classmethod
+    def create(
+        cls,
+        request_id: str,
+        prompt_ids: Sequence[int],
+        max_new_tokens: int,
+        eos_token_ids: frozenset[int],
+        sampling: SamplingParams,
+        streaming: bool = False,
+        record_timestamps: bool = False,
+    ) -> Request:
+        tokens = list(prompt_ids)
+        return cls(
+            request_id=request_id,
+            tokens=tokens,
+            num_prompt=len(tokens),
+            max_new_tokens=max_new_tokens,
+            eos_token_ids=eos_token_ids,
+            sampling=sampling,
+            streaming=streaming,
+            timestamps=[] if record_timestamps else None,
+            created_time=time.perf_counter(),
+        )
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of the sequence, those still on their way to the host included."""
+        return len(self.tokens) + self.num_in_flight
+
+    @property
+    def num_generated(self) -> int:
+        return len(self.tokens) - self.num_prompt
+
+    @property
+    def max_tokens(self) -> int:
+        """Positions whose keys and values it needs at most: the last generated token is never fed back."""
+        return self.num_prompt + self.max_new_tokens - 1
+
+    @property
+    def is_over(self) -> bool:
+        return self.status >= RequestStatus.FINISHED
+
+    @property
+    def needs(self) -> int:
+        """Tokens it could compute now; 0 once its last allowed token is computed or on its way."""
+        if self.num_tokens - self.num_prompt >= self.max_new_tokens:
+            return 0
+        return self.num_tokens - self.num_computed
+
+    def append(self, token: int, logprob: float | None) -> bool:
+        """Take one generated token; True if it was the last one."""
+        self.tokens.append(token)
+        if logprob is not None:
+            self.logprobs.append(logprob)
+        if self.timestamps is not None:
+            self.timestamps.append(time.perf_counter())
+        if token in self.eos_token_ids:
+            self.finish_reason = FinishReason.STOP
+        elif self.num_generated >= self.max_new_tokens:
+            self.finish_reason = FinishReason.LENGTH
+        return self.finish_reason is not None
+
+    def end(self, status: RequestStatus, error: str | None = None) -> None:
+        """Enter a terminal state; a request ends exactly once."""
+        if self.is_over:
+            raise RuntimeError(f"request {self.request_id!r} already ended as {self.status.name}")
+        self.status = status
+        self.error = error
+        self.ended_time = time.perf_counter()

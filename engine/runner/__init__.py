@@ -1,0 +1,5 @@
+"""The device side: packed inputs, forward pass, graphs, sampling."""
+
+from engine.runner.runner import LaunchedStep, ModelRunner
+
+__all__ = ["LaunchedStep", "ModelRunner"]

@@ -1,0 +1,206 @@
+"""Runs planned steps on the model: inputs up, forward pass, tokens chosen, ids on their way back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from engine.attention import BACKENDS, AttentionMetadata, ForwardContext, GroupTables, paged_attention
+from engine.model_shape import ModelShape
+from engine.resolution import ResolvedConfig
+from engine.runner.batch import BatchState, StepShape
+from engine.runner.graphs import DecodeGraphs
+from engine.runner.kv_tensors import allocate_kv
+from engine.sampling import SamplingBatch, sample
+from engine.scheduler import ScheduledRow, StepPlan
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchedStep:
+    """A step on the device. ``tokens`` (and ``logprobs``) are valid on the host once `wait` has returned.
+
+    Attributes:
+        rows: the rows that sample, in the order of ``tokens``.
+        padded_rows: rows added to reach a captured size.
+        replayed: whether a CUDA graph was replayed.
+    """
+
+    rows: tuple[ScheduledRow, ...]
+    tokens: torch.Tensor
+    logprobs: torch.Tensor | None
+    event: Any
+    padded_rows: int
+    replayed: bool
+
+    def wait(self) -> tuple[list[int], list[float] | list[None]]:
+        """Tokens and log probabilities of the rows, waiting for the device if need be."""
+        if self.event is not None:
+            self.event.synchronize()
+        tokens = self.tokens.tolist()
+        return tokens, self.logprobs.tolist() if self.logprobs is not None else [None] * len(tokens)
+
+
+class _Staging:
+    """Two host buffers in turn, each free again once the copy out of it is done."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._buffers: list[torch.Tensor | None] = [None, None]
+        self._events = [torch.cuda.Event(), torch.cuda.Event()]
+        self._turn = 0
+
+    def take(self, size: int) -> torch.Tensor:
+        """A pinned int32 buffer of at least ``size`` elements, safe to overwrite."""
+        self._turn ^= 1
+        buffer = self._buffers[self._turn]
+        if buffer is None or buffer.numel() < size:
+            buffer = self._buffers[self._turn] = torch.empty(2 * size, dtype=torch.int32, pin_memory=True)
+        else:
+            self._events[self._turn].synchronize()
+        return buffer[:size]
+
+    def copied(self) -> None:
+        self._events[self._turn].record()
+
+
+class ModelRunner:
+    """Owns what lives on the device: the cache, the last token of each slot, the captured graphs.
+
+    Args:
+        model: a transformers causal LM in eval mode.
+        shape: its sizes.
+        config: resolved settings.
+    """
+
+    def __init__(self, model: Any, shape: ModelShape, config: ResolvedConfig) -> None:
+        self.model, self.shape, self.config = model, shape, config
+        self.device = shape.device
+        self.backend = BACKENDS[config.attention_backend]()
+        self.layer_caches = allocate_kv(config.layout, config.num_blocks, shape.dtype, self.device)
+        self.windows = [group.window for group in config.layout.groups]
+        self.batch = BatchState(config.layout, config.max_requests_per_batch)
+        self.last_token = torch.zeros(config.max_requests_per_batch + 1, dtype=torch.int32, device=self.device)
+        self._staging = _Staging(self.device) if self.device.type == "cuda" else None
+        self.graphs: DecodeGraphs | None = None
+        self.graph_replays = 0
+
+    @torch.inference_mode()
+    def warm_up(self) -> None:
+        """Compile and load what the first steps would otherwise wait for; capture the decode graphs."""
+        if self.config.use_cuda_graph[1] and self.graphs is None:
+            self.graphs = DecodeGraphs(self, self.config.max_requests_per_batch, self.config.max_blocks_per_request)
+
+    @torch.inference_mode()
+    def launch(self, plan: StepPlan) -> LaunchedStep:
+        """Start a planned step. On a GPU this returns before the step has run."""
+        rows = sorted(plan.rows, key=lambda row: row.count > 1)  # stable: decode rows first
+        num_decode = sum(row.count == 1 for row in rows)
+        sampled = tuple(row for row in rows if row.samples)
+        width = self.batch.follow(rows)
+        graph = None
+        if self.graphs is not None and num_decode == len(rows) and width <= self.graphs.width:
+            graph = self.graphs.at_least(len(rows))
+        if graph is not None:
+            views = self.graphs.upload(graph, rows, self._upload)
+            logits = graph.replay()
+            self.graph_replays += 1
+            logits = logits[: len(rows)] if len(sampled) == len(rows) else logits[views["sample_index"][: len(sampled)]]
+            sample_slots = views["sample_slots"][: len(sampled)]
+            padded = graph.shape.rows - len(rows)
+        else:
+            logits, sample_slots = self._run(rows, num_decode, len(sampled), width)
+            padded = 0
+        tokens, logprobs = self._choose(logits, sampled, sample_slots)
+        return LaunchedStep(sampled, *self._send_home(tokens, logprobs), padded, graph is not None)
+
+    def _run(
+        self, rows: list[ScheduledRow], num_decode: int, samples: int, width: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """A step of any shape, launched kernel by kernel."""
+        tokens = sum(row.count for row in rows)
+        shape = StepShape(tokens, len(rows), len(rows) - num_decode, samples, width, len(self.windows))
+        views = self._upload(shape, rows, num_decode, None)
+        prefills = rows[num_decode:]
+        metadata = AttentionMetadata(
+            num_decode=num_decode,
+            kv_lengths=views["kv_lengths"],
+            groups=self.group_tables(views),
+            cu_query=views["cu_query"] if prefills else None,
+            cu_kv=views["cu_kv"] if prefills else None,
+            max_query=max((row.count for row in prefills), default=0),
+            max_kv=max((row.start + row.count for row in prefills), default=0),
+            host_kv_lengths=[row.start + row.count for row in rows],
+            host_query_lengths=[row.count for row in prefills],
+            host_tables=tuple([row.request.tables[g] for row in rows] for g in range(len(self.windows))),
+        )
+        # A step may sample nothing (the middle of a long prompt); the model still wants one row to project.
+        index = views["sample_index"] if samples else views["sample_index"].new_zeros(1)
+        logits = self.forward(views, metadata, index, num_decode)
+        return logits[:samples], views["sample_slots"]
+
+    def forward(
+        self, views: dict[str, torch.Tensor], metadata: AttentionMetadata, index: torch.Tensor, num_decode: int
+    ) -> torch.Tensor:
+        """Logits [len(index), vocabulary] of the step described by ``views`` at the query tokens in ``index``."""
+        ids = views["ids"]
+        if num_decode:
+            decode = ids[:num_decode]
+            resolved = torch.where(decode < 0, self.last_token[views["slots"][:num_decode]], decode)
+            ids = resolved if num_decode == len(ids) else torch.cat((resolved, ids[num_decode:]))
+        context = ForwardContext(self.backend, metadata, self.layer_caches)
+        with paged_attention(self.model, context):
+            output = self.model(
+                input_ids=ids.long().unsqueeze(0),
+                position_ids=views["positions"].long().unsqueeze(0),
+                use_cache=False,
+                logits_to_keep=index.long(),
+            )
+        return output.logits[0]
+
+    def group_tables(self, views: dict[str, torch.Tensor]) -> tuple[GroupTables, ...]:
+        kv_slots = views["kv_slots"].long()
+        return tuple(GroupTables(views["tables"][g], kv_slots[g], window) for g, window in enumerate(self.windows))
+
+    def _upload(
+        self, shape: StepShape, rows: Sequence[ScheduledRow], num_decode: int, target: torch.Tensor | None
+    ) -> dict[str, torch.Tensor]:
+        """Pack a step's inputs and bring them to the device, into ``target`` if given."""
+        if self._staging is None:
+            host = np.empty(shape.size, dtype=np.int32)
+            self.batch.fill(shape.carve(host), rows, num_decode)
+            return shape.carve(torch.from_numpy(host))
+        pinned = self._staging.take(shape.size)
+        self.batch.fill(shape.carve(pinned.numpy()), rows, num_decode)
+        if target is None:
+            target = torch.empty(shape.size, dtype=torch.int32, device=self.device)
+        target[: shape.size].copy_(pinned, non_blocking=True)
+        self._staging.copied()
+        return shape.carve(target)
+
+    def _choose(
+        self, logits: torch.Tensor, rows: Sequence[ScheduledRow], slots: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        if not rows:
+            return torch.empty(0, dtype=torch.int64), None
+        # How many tokens the request has generated before this one: the row's last position is the token before it.
+        indices = [row.start + row.count - row.request.num_prompt for row in rows]
+        batch = SamplingBatch.build([row.request.sampling for row in rows], indices, logits.shape[-1], self.device)
+        tokens, logprobs = sample(logits, batch, self.config.return_logprobs)
+        self.last_token[slots.long()] = tokens.int()
+        return tokens, logprobs
+
+    def _send_home(self, tokens: torch.Tensor, logprobs: torch.Tensor | None) -> tuple[torch.Tensor, Any, Any]:
+        if tokens.device.type != "cuda":
+            return tokens, logprobs, None
+        home = torch.empty(tokens.shape, dtype=tokens.dtype, pin_memory=True).copy_(tokens, non_blocking=True)
+        if logprobs is not None:
+            logprobs = torch.empty(logprobs.shape, dtype=logprobs.dtype, pin_memory=True).copy_(
+                logprobs, non_blocking=True
+            )
+        event = torch.cuda.Event()
+        event.record()
+        return home, logprobs, event

@@ -1,0 +1,6 @@
+"""Token selection: per-request parameters, a counter-based random stream and the sampler."""
+
+from engine.sampling.params import SamplingParams
+from engine.sampling.sampler import SamplingBatch, sample
+
+__all__ = ["SamplingBatch", "SamplingParams", "sample"]

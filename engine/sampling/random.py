@@ -1,0 +1,55 @@
+"""A counter-based random stream: noise that depends on (seed, token index, vocabulary id) and on nothing else.
+
+Batch mates, chunking, preemption and the size of a graph therefore cannot change what a seeded request samples. The
+mixer is a 32-bit integer finalizer (xor-shift-multiply, "lowbias32", Ellis 2018), evaluated in int64 so that it is exact
+and identical on every device.
+"""
+
+from __future__ import annotations
+
+import torch
+
+_MASK = 0xFFFFFFFF
+_M1, _M2 = 0x7FEB352D, 0x846CA68B
+_GOLDEN = 0x9E3779B9
+
+
+def _mix_int(x: int) -> int:
+    x &= _MASK
+    x ^= x >> 16
+    x = (x * _M1) & _MASK
+    x ^= x >> 15
+    x = (x * _M2) & _MASK
+    return x ^ (x >> 16)
+
+
+def stream_key(seed: int, index: int) -> int:
+    """Key in [0, 2**31) of the noise for the ``index``-th generated token of a request with ``seed``."""
+    key = _mix_int((seed & _MASK) ^ _GOLDEN)
+    key = _mix_int(key ^ ((seed >> 32) & _MASK))
+    return _mix_int(key ^ _mix_int(index + 1)) & 0x7FFFFFFF
+
+
+def _mix(x: torch.Tensor) -> torch.Tensor:
+    x = x ^ (x >> 16)
+    x = (x * _M1) & _MASK
+    x = x ^ (x >> 15)
+    x = (x * _M2) & _MASK
+    return x ^ (x >> 16)
+
+
+def gumbel_noise(keys: torch.Tensor, vocab_size: int) -> torch.Tensor:
+    """Standard Gumbel noise, one row a key.
+
+    Args:
+        keys: [rows] int64, from `stream_key`.
+        vocab_size: columns.
+
+    Returns:
+        [rows, vocab_size] float32; adding it to log probabilities and taking the argmax samples from them.
+    """
+    ids = torch.arange(vocab_size, device=keys.device, dtype=torch.int64)
+    words = _mix(keys[:, None] ^ _mix((ids * _GOLDEN) & _MASK)[None, :])
+    # 23 bits and a half: the largest float32 below 1 that is exact, so neither logarithm sees 0.
+    uniform = ((words >> 9).to(torch.float32) + 0.5) * (1.0 / (1 << 23))
+    return -torch.log(-torch.log(uniform))

@@ -1,0 +1,223 @@
+"""Who computes how many tokens in the next step.
+
+Pure Python over requests and block accounting: no torch, no clock. The engine's loop and the simulator drive this very
+class.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from typing import ClassVar
+
+from engine.cache import PagedCache
+from engine.requests import Request, RequestStatus
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerLimits:
+    """Budgets of one step.
+
+    Attributes:
+        max_batch_tokens: query tokens of one forward pass.
+        max_requests: requests running at once (each needs a slot and a row of logits).
+        safety_margin: no prefill goes on while less than this share of the blocks is available and something decodes.
+    """
+
+    max_batch_tokens: int
+    max_requests: int
+    safety_margin: float
+
+
+@dataclass(slots=True)
+class ScheduledRow:
+    """One request's part in a step: positions ``start`` … ``start + count - 1`` are computed; ``samples`` if its next
+    token is chosen from the last of them."""
+
+    request: Request
+    start: int
+    count: int
+    samples: bool
+
+
+@dataclass(slots=True)
+class StepPlan:
+    """What one forward pass computes, and what was decided on the way."""
+
+    rows: list[ScheduledRow]
+    num_preempted: int = 0
+    num_running: int = 0
+    num_waiting: int = 0
+    num_available_blocks: int = 0
+    admission_held: bool = False
+    admitted: list[Request] = field(default_factory=list)
+
+
+class Phase(Enum):
+    """The three kinds of work a step is filled with; a policy is an order of them."""
+
+    DECODE = auto()
+    PREFILL = auto()
+    ADMIT = auto()
+
+
+class Scheduler:
+    """Fills steps by letting each request's computed tokens chase its known tokens.
+
+    A policy is a subclass that names the order of the phases. Within a phase requests go in order of arrival. When
+    blocks run out, the youngest running request is preempted: its blocks are released, it returns to the head of the
+    queue and is computed again later (what of it is still in the prefix cache is not).
+
+    A running request never loses its place to a younger one, and the oldest can always take what it needs, so every
+    request that fits the pool alone finishes.
+    """
+
+    phases: ClassVar[tuple[Phase, ...]]
+    default_safety_margin: ClassVar[float]
+
+    def __init__(self, cache: PagedCache, limits: SchedulerLimits) -> None:
+        self.cache = cache
+        self.limits = limits
+        self.waiting: OrderedDict[str, Request] = OrderedDict()
+        self.running: OrderedDict[str, Request] = OrderedDict()
+        self.preemptions = 0
+        self._free_slots = list(range(limits.max_requests - 1, -1, -1))
+        # State of the step being planned:
+        self._rows: dict[str, ScheduledRow] = {}
+        self._budget = 0
+        self._plan = StepPlan([])
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self.waiting or self.running)
+
+    def add(self, request: Request) -> None:
+        """Queue a request. The caller has checked that it fits the pool alone."""
+        self.waiting[request.request_id] = request
+
+    def remove(self, request: Request) -> None:
+        """Take out a request that is over, wherever it is; its blocks and slot are free at once."""
+        if self.running.pop(request.request_id, None) is not None:
+            self._vacate(request)
+        else:
+            self.waiting.pop(request.request_id, None)
+
+    def schedule(self) -> StepPlan:
+        """Plan one step and commit it: blocks are allocated and ``num_computed`` runs ahead to the planned positions.
+
+        An empty plan means that nothing can run before a launched step is collected (or that there is nothing to do).
+        """
+        self._rows, self._budget, self._plan = {}, self.limits.max_batch_tokens, StepPlan([])
+        for phase in self.phases:
+            if phase is Phase.ADMIT:
+                self._admit()
+            else:
+                self._continue_running(decoding=phase is Phase.DECODE)
+        plan = self._plan
+        for row in self._rows.values():
+            request = row.request
+            request.num_computed += row.count
+            row.samples = request.num_computed == request.num_tokens
+            if row.samples:
+                request.num_in_flight += 1
+                request.status = RequestStatus.DECODING
+            plan.rows.append(row)
+        plan.num_running, plan.num_waiting = len(self.running), len(self.waiting)
+        plan.num_available_blocks = self.cache.pool.num_available
+        return plan
+
+    def _continue_running(self, decoding: bool) -> None:
+        for request in list(self.running.values()):
+            if self._budget == 0:
+                return
+            if (request.status is RequestStatus.DECODING) is not decoding:
+                continue
+            if request.request_id not in self.running:  # preempted by an older one a moment ago
+                continue
+            needs = min(request.needs, self._budget)
+            if needs == 0 or (not decoding and self._margin_holds()):
+                continue
+            if self._make_room(request, request.num_computed + needs):
+                self._take(request, needs)
+
+    def _admit(self) -> None:
+        if self._plan.num_preempted:  # its blocks are for those it gave way to
+            return
+        while self.waiting and self._budget and len(self.running) < self.limits.max_requests:
+            request = next(iter(self.waiting.values()))
+            if request.num_in_flight or self._margin_holds():
+                return
+            cached = self.cache.open(request)
+            needs = min(request.num_tokens - cached, self._budget)
+            # All of the prompt must find room now, not only its first chunk: a half-prefilled request that stalls
+            # holds blocks and gives nothing back.
+            lacking = not self.cache.has_room(request, request.num_tokens, self.limits.max_batch_tokens)
+            if (lacking and self.running) or not self.cache.extend(request, cached + needs):
+                self.cache.close(request)
+                return
+            del self.waiting[request.request_id]
+            self.running[request.request_id] = request
+            request.slot = self._free_slots.pop()
+            request.num_computed = cached
+            request.status = RequestStatus.PREFILLING
+            if request.preemptions == 0:
+                request.cached_tokens = cached
+                self._plan.admitted.append(request)
+            else:
+                request.recomputed_tokens += max(0, request.num_lost - cached)
+            self._take(request, needs)
+
+    def _take(self, request: Request, count: int) -> None:
+        self._rows[request.request_id] = ScheduledRow(request, request.num_computed, count, False)
+        self._budget -= count
+
+    def _margin_holds(self) -> bool:
+        """Whether the safety margin stops prefills now. Never when nothing decodes: then waiting would not help."""
+        if self.cache.free_fraction >= self.limits.safety_margin:
+            return False
+        if not any(r.status is RequestStatus.DECODING for r in self.running.values()):
+            return False
+        self._plan.admission_held = True
+        return True
+
+    def _make_room(self, request: Request, end: int) -> bool:
+        """Extend a running request, preempting younger ones if need be; False if it had to give way itself."""
+        while not self.cache.extend(request, end):
+            victim = next(reversed(self.running.values()))
+            self._preempt(victim)
+            if victim is request:
+                return False
+        return True
+
+    def _preempt(self, request: Request) -> None:
+        row = self._rows.pop(request.request_id, None)
+        if row is not None:
+            self._budget += row.count
+        del self.running[request.request_id]
+        self._vacate(request)
+        request.num_lost, request.num_computed = request.num_computed, 0
+        request.status = RequestStatus.PENDING
+        request.preemptions += 1
+        self.waiting[request.request_id] = request
+        self.waiting.move_to_end(request.request_id, last=False)
+        self.preemptions += 1
+        self._plan.num_preempted += 1
+
+    def _vacate(self, request: Request) -> None:
+        self.cache.close(request)
+        self._free_slots.append(request.slot)
+        request.slot = -1
+
+    def check(self) -> None:
+        """Raise RuntimeError if blocks, slots or counters are inconsistent."""
+        self.cache.check(self.running.values())
+        slots = [r.slot for r in self.running.values()] + self._free_slots
+        if sorted(slots) != list(range(self.limits.max_requests)):
+            raise RuntimeError("slots are lost or shared")
+        for request in self.running.values():
+            if not 0 <= request.num_computed <= request.num_tokens or request.num_in_flight < 0:
+                raise RuntimeError(f"request {request.request_id!r} has impossible counters")
+        for request in self.waiting.values():
+            if request.tables or request.slot != -1:
+                raise RuntimeError(f"waiting request {request.request_id!r} still holds blocks or a slot")

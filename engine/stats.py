@@ -1,0 +1,85 @@
+"""What the engine counts while it runs. Owned by the manager, so it outlives the loop that fills it."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+STEP_LOG_LENGTH = 1_000_000
+
+
+@dataclass(slots=True)
+class StepRecord:
+    """One forward pass. Times: ``t_ns`` is ``time.perf_counter_ns`` at the start of scheduling; durations in ms.
+
+    Attributes:
+        kind: "decode", "prefill" or "mixed".
+        kv_tokens: keys read by attention, summed over rows.
+        schedule_ms: host time to choose the batch, build its inputs and launch it.
+        step_ms: start of scheduling to tokens on the host.
+        admission_held: whether the safety margin stopped a prefill.
+    """
+
+    step: int
+    t_ns: int
+    kind: str
+    decode_rows: int
+    prefill_rows: int
+    prefill_tokens: int
+    padded_rows: int
+    kv_tokens: int
+    running: int
+    waiting: int
+    free_blocks: int
+    preempted: int
+    admission_held: bool
+    graph: bool
+    schedule_ms: float
+    step_ms: float | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(slots=True)
+class EngineStats:
+    """Counters since the last `reset`, and the log of the last million steps."""
+
+    steps: int = 0
+    finished: int = 0
+    failed: int = 0
+    cancelled: int = 0
+    preemptions: int = 0
+    recomputed_tokens: int = 0
+    prefill_tokens: int = 0
+    prefix_hit_tokens: int = 0
+    prefix_query_tokens: int = 0
+    graph_replays: int = 0
+    padded_rows: int = 0
+    max_running: int = 0
+    kv_blocks_total: int = 0
+    kv_blocks_free_min: int | None = None
+    log: deque[StepRecord] = field(default_factory=lambda: deque(maxlen=STEP_LOG_LENGTH))
+
+    def reset(self) -> None:
+        """Start counting anew (after a warm-up)."""
+        total = self.kv_blocks_total
+        fresh = EngineStats(kv_blocks_total=total)
+        for name in self.__slots__:
+            setattr(self, name, getattr(fresh, name))
+
+    def record(self, step: StepRecord) -> None:
+        self.steps += 1
+        self.preemptions += step.preempted
+        self.prefill_tokens += step.prefill_tokens
+        self.graph_replays += step.graph
+        self.padded_rows += step.padded_rows
+        self.max_running = max(self.max_running, step.running)
+        low = self.kv_blocks_free_min
+        self.kv_blocks_free_min = step.free_blocks if low is None else min(low, step.free_blocks)
+        self.log.append(step)
+
+    def counters(self) -> dict[str, int | None]:
+        """All counters by name."""
+        return {name: getattr(self, name) for name in self.__slots__ if name != "log"}
