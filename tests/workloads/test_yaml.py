@@ -1,0 +1,92 @@
+"""The shipped YAML: every file composes against its schema and builds; overrides and wrong keys behave."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hydra import compose, initialize_config_dir
+from hydra.core.config_store import ConfigStore
+from omegaconf import DictConfig
+
+import sweeps
+from workloads import Workload, build_workload
+from workloads.arrivals import Poisson
+from workloads.config import StagedWorkload, hydra_schemas
+
+FOLDER = Path(sweeps.__file__).parent
+SYNTHETIC = ["quickstart", "uniform_burst", "mixed_burst", "mixed_staged", "shared_prefix", "nano", "staged"]
+FILES = ["azure_2023", "mooncake", "prompts_file"]
+
+
+def composed(*overrides: str) -> DictConfig:
+    store = ConfigStore.instance()
+    for (group, name), schema in hydra_schemas().items():
+        store.store(group=group, name=name, node=schema)
+    root: dict[str, Any] = {"defaults": [{"arrival": "burst"}, {"workload": "quickstart"}]}
+    store.store(name="workload_test_root", node=root)
+    with initialize_config_dir(str(FOLDER), version_base="1.3"):
+        return compose("workload_test_root", overrides=list(overrides))
+
+
+def built(*overrides: str) -> Workload:
+    cfg = composed(*overrides)
+    return build_workload(cfg.workload, cfg.arrival, vocab_size=49_152, seed=0)
+
+
+def test_every_file_is_covered() -> None:
+    assert {p.stem for p in (FOLDER / "workload").glob("*.yaml")} == {*SYNTHETIC, *FILES}
+    assert {p.stem for p in (FOLDER / "arrival").glob("*.yaml")} == {
+        "burst",
+        "constant",
+        "poisson",
+        "closed_loop",
+        "as_recorded",
+    }
+
+
+@pytest.mark.parametrize("name", SYNTHETIC)
+def test_synthetic_workloads_build(name: str) -> None:
+    assert built(f"workload={name}").name == name
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_file_workloads_ask_for_their_path(name: str) -> None:
+    with pytest.raises(ValueError, match=r"workload\.path is not set"):
+        built(f"workload={name}")
+
+
+def test_quickstart_is_24_requests_of_about_1200_tokens() -> None:
+    w = built()
+    assert len(w) == 24
+    assert 1100 <= sum(r.max_new_tokens for r in w.requests) <= 1300
+
+
+def test_workloads_bring_their_arrival_and_the_command_line_wins() -> None:
+    assert composed("workload=mixed_staged").arrival.kind == "poisson"
+    assert composed("workload=azure_2023").arrival.kind == "as_recorded"
+    assert composed("workload=mixed_staged", "arrival=constant").arrival.kind == "constant"
+
+
+def test_mixed_staged_has_the_requests_of_mixed_burst() -> None:
+    staged, burst = built("workload=mixed_staged"), built("workload=mixed_burst")
+    assert [r.prompt_ids for r in staged.requests] == [r.prompt_ids for r in burst.requests]
+
+
+def test_staged_from_the_command_line_is_the_anchor() -> None:
+    w = built("workload=staged", "arrival=poisson", "arrival.rate=20")
+    anchor = build_workload(StagedWorkload(), Poisson(20.0), vocab_size=49_152, seed=7)
+    assert w.content_hash == anchor.content_hash
+
+
+def test_sizes_scale_by_override() -> None:
+    w = built("workload=uniform_burst", "workload.requests=3", "workload.prompt_tokens.value=5")
+    assert [len(r.prompt_ids) for r in w.requests] == [5, 5, 5]
+    assert built("arrival=closed_loop", "arrival.concurrency=2").concurrency == 2
+
+
+@pytest.mark.parametrize("override", ["workload.request=3", "arrival.rate=3", "workload.prompt_tokens.hihg=3"])
+def test_wrong_keys_are_errors(override: str) -> None:
+    with pytest.raises(Exception, match=override.split("=")[0].rpartition(".")[2]):
+        composed(override)
