@@ -94,7 +94,7 @@ class StaticBackend:
         if not requests:
             return
         try:
-            self._generate(Wave(list(requests), self._eos_ids, None, 0, self._stopped.is_set))
+            self._generate(Wave(requests, self._eos_ids, None, 0, _unlogged, self._stopped.is_set))
         except Exception as error:
             raise RuntimeError(f"warm-up failed: {one_line(error)}") from error
 
@@ -163,7 +163,8 @@ class StaticBackend:
         while (requests := self._next_wave()) is not None:
             with self._changed:
                 left = len(self._waiting)
-            wave = Wave(requests, self._eos_ids, self._sink, left, self._stopped.is_set)
+            self._waves += 1
+            wave = Wave(requests, self._eos_ids, self._sink, left, self._steps.append, self._stopped.is_set)
             try:
                 self._generate(wave)
             except Exception as error:
@@ -174,8 +175,6 @@ class StaticBackend:
                     torch.cuda.empty_cache()
             else:
                 wave.close()
-            self._waves += 1
-            self._steps += wave.steps
 
     def _next_wave(self) -> list[ScheduledRequest] | None:
         """Wait for the next wave; None once there will be none."""
@@ -219,3 +218,7 @@ class StaticBackend:
     def _report_end(self, request: ScheduledRequest, outcome: Outcome, error: str | None) -> None:
         if self._sink is not None:
             self._sink.on_end(request.request_id, outcome, time.perf_counter_ns(), error)
+
+
+def _unlogged(step: dict[str, Any]) -> None:
+    """Steps of a warm-up are not part of the log."""

@@ -40,6 +40,7 @@ class Wave:
         eos_ids: ids that end a row; empty = none does.
         sink: where to report; None in a warm-up.
         waiting: requests queued behind this wave, for the step log.
+        log: takes one row of the step log a step, before anything of that step is reported.
         cancelled: asked at every step; True ends the wave there.
     """
 
@@ -49,15 +50,17 @@ class Wave:
         eos_ids: frozenset[int],
         sink: TokenSink | None,
         waiting: int,
+        log: Callable[[dict[str, Any]], None],
         cancelled: Callable[[], bool],
     ) -> None:
         self.requests = requests
         self.width = max(len(r.prompt_ids) for r in requests)
-        self.steps: list[dict[str, Any]] = []
         self._rows = [_Row(r) for r in requests]
         self._eos_ids = eos_ids
         self._sink = sink
         self._waiting = waiting
+        self._log = log
+        self._steps = 0
         self._cancelled = cancelled
         self._step_began_ns: int | None = None
 
@@ -90,7 +93,7 @@ class Wave:
         for row in self._rows:
             if row.outcome is None:
                 row.outcome, row.end_ns = Outcome.UNFINISHED, now
-            self._report(row, len(self.steps))
+            self._report(row, self._steps)
 
     def fail(self, classify: Callable[[Phase], Outcome], error: str) -> None:
         """``generate`` raised: rows that had not ended fail with the outcome that ``classify`` gives their phase."""
@@ -98,9 +101,9 @@ class Wave:
         for row in self._rows:
             if row.outcome is None:
                 row.outcome, row.end_ns = classify("decode" if row.tokens else "prefill"), now
-                self._report(row, len(self.steps), error)
+                self._report(row, self._steps, error)
             else:
-                self._report(row, len(self.steps))
+                self._report(row, self._steps)
 
     def streamer(self) -> BaseStreamer:
         """What ``generate`` hands its tokens to."""
@@ -125,23 +128,24 @@ class Wave:
 
     def _log_step(self, time_ns: int) -> None:
         began = time_ns if self._step_began_ns is None else self._step_began_ns
-        first = not self.steps
+        first = self._steps == 0
         rows = len(self._rows)
         live = sum(row.outcome is None for row in self._rows)
-        self.steps.append(
+        self._log(
             {
                 "t_ns": began,
                 "kind": "prefill" if first else "decode",
                 "decode_rows": 0 if first else live,
                 "prefill_rows": rows if first else 0,
                 "prefill_tokens": sum(len(r.prompt_ids) for r in self.requests) if first else 0,
-                "kv_tokens": rows * (self.width + len(self.steps)),
+                "kv_tokens": rows * (self.width + self._steps),
                 "running": live,
                 "waiting": self._waiting,
                 "preempted": 0,
                 "step_ms": (time_ns - began) / 1e6,
             }
         )
+        self._steps += 1
         self._step_began_ns = time_ns
 
 

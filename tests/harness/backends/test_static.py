@@ -1,0 +1,212 @@
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from harness.backends import GenerationSettings, create
+from harness.record import Outcome
+from workloads.workload import ScheduledRequest
+
+Requests = Callable[..., list[ScheduledRequest]]
+PROMPTS = [[5, 9, 11], [3, 1, 4, 1, 5], [2, 7, 1, 8, 2, 8, 1, 8], [90, 3]]
+CAPS = [6, 3, 9, 1]
+
+
+def run(backend: Any, sink: Any, reqs: list[ScheduledRequest]) -> Any:
+    backend.start(sink)
+    for r in reqs:
+        backend.submit(r)
+    backend.close_input()
+    return sink.wait(len(reqs))
+
+
+@pytest.mark.parametrize("wave", [None, 1, 3])
+def test_tokens_equal_generate_of_each_prompt_alone(
+    model: Any, sink: Any, requests: Requests, reference: Any, wave: int | None
+) -> None:
+    expected = [reference(model, p, n) for p, n in zip(PROMPTS, CAPS, strict=True)]
+    backend = create("static", model, {"wave": wave})
+    seen = run(backend, sink, requests(PROMPTS, CAPS))
+    assert [seen[f"r{k}"].tokens for k in range(4)] == expected
+    assert {s.outcome for s in seen.values()} == {Outcome.OK_LENGTH}
+    assert {s.ends for s in seen.values()} == {1}
+    assert backend.counters()["waves"] == {None: 1, 1: 4, 3: 2}[wave]
+    backend.stop()
+
+
+def test_eos_ends_a_row_and_is_delivered(model: Any, sink: Any, requests: Requests, reference: Any) -> None:
+    free = [reference(model, p, 12) for p in PROMPTS]
+    eos = free[0][4]
+    expected = [t[: t.index(eos) + 1] if eos in t else t for t in free]
+    model.generation_config.eos_token_id = eos
+    backend = create("static", model, {}, GenerationSettings(ignore_eos=False))
+    seen = run(backend, sink, requests(PROMPTS, [12] * 4))
+    assert [seen[f"r{k}"].tokens for k in range(4)] == expected
+    computed = max(len(t) for t in expected)
+    for k, tokens in enumerate(expected):
+        assert seen[f"r{k}"].outcome is (Outcome.OK_EOS if tokens[-1] == eos else Outcome.OK_LENGTH)
+        assert seen[f"r{k}"].facts["padding_output_tokens"] == computed - len(tokens)
+    assert Outcome.OK_EOS in {s.outcome for s in seen.values()}
+    backend.stop()
+    assert model.generation_config.eos_token_id == eos
+
+
+def test_a_rows_end_is_its_own_and_the_wave_ends_with_its_last(llama: Any, sink: Any, requests: Requests) -> None:
+    backend = create("static", llama)
+    seen = run(backend, sink, requests(PROMPTS, CAPS))
+    for k, cap in enumerate(CAPS):
+        assert seen[f"r{k}"].end_ns == seen[f"r{k}"].token_ns[cap - 1]
+    assert seen["r3"].end_ns < seen["r1"].end_ns < seen["r0"].end_ns < seen["r2"].end_ns  # type: ignore[operator]
+    steps = backend.steps()
+    assert len(steps) == backend.counters()["steps"] == max(CAPS)
+    assert [s["kind"] for s in steps] == ["prefill"] + ["decode"] * 8
+    assert steps[0]["prefill_tokens"] == 18
+    assert [s["running"] for s in steps] == [4, 3, 3, 2, 2, 2, 1, 1, 1]
+    assert [s["kv_tokens"] for s in steps] == [4 * (8 + k) for k in range(9)]
+    backend.stop()
+
+
+class ScriptedModel:
+    """Stands in for a model: ``generate`` streams hand-made tokens through transformers' own calling convention."""
+
+    def __init__(self, script: list[list[int]]) -> None:
+        self.script = script
+        self.config = SimpleNamespace(
+            get_text_config=lambda: SimpleNamespace(vocab_size=100, pad_token_id=0, eos_token_id=99),
+            _attn_implementation="none",
+        )
+        self.generation_config = SimpleNamespace(eos_token_id=99)
+        self.device = torch.device("cpu")
+        self.given: dict[str, Any] = {}
+
+    def parameters(self) -> list[Any]:
+        return []
+
+    def generate(self, ids: torch.Tensor, *, attention_mask: torch.Tensor, streamer: Any, **kwargs: Any) -> None:
+        self.given = {"ids": ids, "mask": attention_mask, **kwargs}
+        streamer.put(ids)
+        for step in zip(*self.script, strict=True):
+            streamer.put(torch.tensor(step))
+        streamer.end()
+
+
+def test_padding_is_counted_apart(sink: Any, requests: Requests) -> None:
+    """Prompts 3, 5, 8; ends at EOS after 2, 4, 6 tokens: 16 of 24 prompt and 12 of 18 output tokens are real."""
+    model = ScriptedModel([[1, 99, 0, 0, 0, 0], [1, 2, 3, 99, 0, 0], [1, 2, 3, 4, 5, 99]])
+    backend = create("static", model, {}, GenerationSettings(ignore_eos=False))
+    reqs = requests([[7] * 3, [7] * 5, [7] * 8], [20] * 3)
+    seen = run(backend, sink, reqs)
+    rows = [seen[f"r{k}"] for k in range(3)]
+    assert [len(s.tokens) for s in rows] == [2, 4, 6]
+    assert {s.outcome for s in rows} == {Outcome.OK_EOS}
+    assert sum(len(s.tokens) for s in rows) / 2.0 == 6.0
+    assert sum(len(r.prompt_ids) for r in reqs) == 16
+    assert [s.facts["padding_prompt_tokens"] for s in rows] == [5, 3, 0]
+    assert [s.facts["padding_output_tokens"] for s in rows] == [4, 2, 0]
+    assert [s.end_ns for s in rows] == [s.token_ns[-1] for s in rows]
+    assert model.given["mask"].sum(dim=1).tolist() == [3, 5, 8]
+    assert model.given["mask"][:, -1].tolist() == [1, 1, 1]
+    assert model.given["generation_config"].max_new_tokens == 20
+
+
+def test_a_full_wave_starts_without_waiting_for_the_input_to_close(llama: Any, sink: Any, requests: Requests) -> None:
+    backend = create("static", llama, {"wave": 2})
+    backend.start(sink)
+    reqs = requests(PROMPTS[:3], [2, 2, 2])
+    backend.submit(reqs[0])
+    backend.submit(reqs[1])
+    sink.wait(2)
+    backend.submit(reqs[2])
+    backend.close_input()
+    sink.wait(3)
+    assert backend.counters()["waves"] == 2
+    backend.stop()
+
+
+def test_a_timeout_starts_a_smaller_wave(llama: Any, sink: Any, requests: Requests) -> None:
+    backend = create("static", llama, {"wave": 50, "wave_timeout_s": 0.02})
+    backend.start(sink)
+    backend.submit(requests(PROMPTS[:1], [2])[0])
+    assert sink.wait(1)["r0"].outcome is Outcome.OK_LENGTH
+    backend.stop()
+
+
+def test_without_timeout_a_smaller_wave_waits(llama: Any, sink: Any, requests: Requests) -> None:
+    backend = create("static", llama, {"wave": 2})
+    backend.start(sink)
+    backend.submit(requests(PROMPTS[:1], [2])[0])
+    assert not threading.Event().wait(0.1)
+    assert sink.seen == {}
+    backend.stop()
+    assert sink.seen["r0"].outcome is Outcome.UNFINISHED
+
+
+@pytest.mark.parametrize(("prompt", "cause"), [((), "empty"), ((5, 97), "token id 97"), ((-1,), "token id -1")])
+def test_bad_requests_are_rejected_alone(
+    llama: Any, sink: Any, requests: Requests, prompt: tuple[int, ...], cause: str
+) -> None:
+    backend = create("static", llama)
+    seen = run(backend, sink, [*requests(PROMPTS[:1], [2]), ScheduledRequest("bad", 0.0, prompt, 2)])
+    assert seen["bad"].outcome is Outcome.REJECTED
+    assert cause in (seen["bad"].error or "")
+    assert seen["r0"].outcome is Outcome.OK_LENGTH
+    backend.stop()
+
+
+def test_a_failing_wave_fails_its_own_requests_only(
+    llama: Any, sink: Any, requests: Requests, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    generate, calls = llama.generate, []
+
+    def sometimes(*args: Any, **kwargs: Any) -> Any:
+        calls.append(args)
+        if len(calls) == 1:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9 GiB")
+        return generate(*args, **kwargs)
+
+    monkeypatch.setattr(llama, "generate", sometimes)
+    backend = create("static", llama, {"wave": 2})
+    seen = run(backend, sink, requests(PROMPTS, CAPS))
+    assert [seen[f"r{k}"].outcome for k in range(4)] == [Outcome.OOM_PREFILL] * 2 + [Outcome.OK_LENGTH] * 2
+    assert "9 GiB" in (seen["r0"].error or "")
+    backend.stop()
+
+
+def test_stop_in_the_middle_of_a_wave(llama: Any, sink: Any, requests: Requests) -> None:
+    backend = create("static", llama, {"wave": 1})
+    backend.start(sink)
+    for r in requests(PROMPTS[:2], [400, 400]):
+        backend.submit(r)
+    sink.wait_tokens(1)
+    backend.stop()
+    assert {s.outcome for s in sink.seen.values()} == {Outcome.UNFINISHED}
+    assert 1 <= len(sink.seen["r0"].tokens) < 400
+    assert sink.seen["r1"].tokens == []
+    backend.stop()
+
+
+def test_warm_up_is_not_measured(llama: Any, sink: Any, requests: Requests) -> None:
+    backend = create("static", llama)
+    backend.warm_up(requests(PROMPTS[:2], [3, 3]))
+    assert sink.seen == {}
+    run(backend, sink, requests(PROMPTS[:1], [2]))
+    assert backend.counters()["steps"] == 2
+    backend.stop()
+
+
+def test_the_models_own_generation_settings_do_not_leak_in(
+    llama: Any, sink: Any, requests: Requests, reference: Any
+) -> None:
+    expected = reference(llama, PROMPTS[0], 12)
+    llama.generation_config.repetition_penalty = 5.0
+    own = llama.generation_config
+    assert reference(llama, PROMPTS[0], 12) != expected
+    backend = create("static", llama)
+    assert run(backend, sink, requests(PROMPTS[:1], [12]))["r0"].tokens == expected
+    backend.stop()
+    assert llama.generation_config is own
