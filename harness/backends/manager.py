@@ -46,6 +46,7 @@ class ManagerBackend(ABC):
     """
 
     name: str
+    queue_full: type[Exception] = queue.Full  # what add_request raises when too many requests wait
 
     def __init__(self, model: Any, manager: Any, eos_ids: frozenset[int]) -> None:
         self._model = model
@@ -80,7 +81,7 @@ class ManagerBackend(ABC):
 
     @abstractmethod
     def _mark_start(self) -> None:
-        """Remember where counters and step log stand, because they are reported from here on."""
+        """From here on count steps and events; what the warm-up did is not part of the run."""
 
     def _new_tokens(self, output: Any, seen: int) -> list[int]:
         """Tokens of an output beyond the first ``seen``."""
@@ -124,7 +125,7 @@ class ManagerBackend(ABC):
             )
         except ValueError as error:
             self._end(request_id, Outcome.REJECTED, one_line(error))
-        except queue.Full:
+        except self.queue_full:
             self._end(request_id, Outcome.REJECTED, "the engine's queue is full (max_queue_size)")
         except Exception as error:  # the engine's own trouble: this request fails, the run goes on
             self._end(request_id, None, one_line(error))

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from engine import QueueFull
 from harness.backends.ours import OursBackend
 from harness.record import ConfigValue, Outcome
 from workloads.workload import ScheduledRequest
@@ -101,6 +102,9 @@ class FakeManager:
     def counters(self) -> dict[str, int]:
         return {"preemptions": self.count, "kv_blocks_total": 8}
 
+    def reset_counters(self) -> None:
+        self.count, self.step_log = 0, []
+
     def ledger(self) -> dict[str, int]:
         return {"weights": 100, "kv_pool": 200}
 
@@ -177,6 +181,19 @@ def test_refusals_are_rejected_at_once(backend: Any, sink: Any, requests: Reques
     assert sink.seen["r0"].error == "the prompt is empty"
 
 
+def test_a_full_queue_is_a_refusal(
+    backend: Any, manager: FakeManager, sink: Any, requests: Requests, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*args: Any, **kwargs: Any) -> str:
+        raise QueueFull("4 requests already wait")
+
+    monkeypatch.setattr(manager, "add_request", full)
+    backend.start(sink)
+    backend.submit(requests([[1]], [4])[0])
+    assert sink.seen["r0"].outcome is Outcome.REJECTED
+    assert "max_queue_size" in (sink.seen["r0"].error or "")
+
+
 def test_death_of_the_loop_ends_every_open_request_with_its_cause(
     backend: Any, manager: FakeManager, sink: Any, requests: Requests
 ) -> None:
@@ -225,8 +242,8 @@ def test_warm_up_is_apart_and_counts_begin_at_start(
     manager.count, manager.step_log = 3, [Step(0, 10, 1), Step(1, 20, 1)]
     backend.start(sink)
     manager.count += 2
-    manager.step_log += [Step(2, 30, 6), Step(3, 40, 5)]
-    assert backend.counters() == {"preemptions": 2, "kv_blocks_total": 8, "kv_blocks_free_min": 5}
+    manager.step_log += [Step(0, 30, 6), Step(1, 40, 5)]
+    assert backend.counters() == {"preemptions": 2, "kv_blocks_total": 8}
     assert backend.steps() == [
         {"step": 0, "t_ns": 30, "free_blocks": 6},
         {"step": 1, "t_ns": 40, "free_blocks": 5},
