@@ -210,3 +210,12 @@ def test_the_models_own_generation_settings_do_not_leak_in(
     assert run(backend, sink, requests(PROMPTS[:1], [12]))["r0"].tokens == expected
     backend.stop()
     assert llama.generation_config is own
+
+
+def test_static_cache_gives_the_same_tokens(llama: Any, sink: Any, requests: Requests, reference: Any) -> None:
+    expected = [reference(llama, p, n) for p, n in zip(PROMPTS, CAPS, strict=True)]
+    backend = create("static", llama, {"cache_implementation": "static"})
+    seen = run(backend, sink, requests(PROMPTS, CAPS))
+    assert [seen[f"r{k}"].tokens for k in range(4)] == expected
+    assert {row.field: row.value for row in backend.config()}["cache_implementation"] == "static"
+    backend.stop()
