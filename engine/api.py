@@ -1,4 +1,4 @@
-"""Entry points: generate a batch, open a manager, or bind both to a model so that code for transformers runs as it is."""
+"""Entry points: generate a batch, open a manager, or bind both to a model so that transformers code runs unchanged."""
 
 from __future__ import annotations
 

@@ -140,7 +140,9 @@ class ContinuousBatchingConfig:
             return cls()
         names = {f.name for f in fields(cls)}
         if not isinstance(other, cls) and not hasattr(other, "scheduler_type"):
-            raise TypeError(f"continuous_batching_config must be a ContinuousBatchingConfig, got {type(other).__name__}")
+            raise TypeError(
+                f"continuous_batching_config must be a ContinuousBatchingConfig, got {type(other).__name__}"
+            )
         values = {name: getattr(other, name) for name in names if hasattr(other, name)}
         # transformers has already moved block_size into page_size; carrying both over would contradict nothing.
         for deprecated in ("block_size", "use_default_compile_configs", "max_cached_graphs"):

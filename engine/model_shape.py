@@ -71,7 +71,9 @@ class ModelShape:
             dtype=model.dtype,
             device=torch.device(model.device),
             weight_bytes=sum(p.nbytes for p in model.parameters()),
-            supports_flash=bool(getattr(model, "_supports_flash_attn", getattr(model, "_supports_flash_attn_2", False))),
+            supports_flash=bool(
+                getattr(model, "_supports_flash_attn", getattr(model, "_supports_flash_attn_2", False))
+            ),
         )
 
     def cache_layout(self, page_size: int) -> CacheLayout:

@@ -56,9 +56,7 @@ class OutputRouter:
         """The next output of any request; None after ``timeout`` seconds or when ``give_up()`` says none will come."""
         return self._wait(self._pop, timeout, give_up)
 
-    def take_head(
-        self, request_id: str, timeout: float | None, give_up: Callable[[], bool]
-    ) -> GenerationOutput | None:
+    def take_head(self, request_id: str, timeout: float | None, give_up: Callable[[], bool]) -> GenerationOutput | None:
         """The next output if it is this request's; None, and nothing is taken, if another's comes first."""
 
         def head() -> tuple[bool, GenerationOutput | None]:

@@ -122,8 +122,8 @@ class GenerationOutput:
 class Request:
     """Engine-side state of one request.
 
-    The one rule that scheduling rests on: ``num_computed`` chases ``num_tokens``. Prefill, a chunk of a prefill, decode,
-    resumption after a preemption and a prefix hit differ only in how far apart the two are.
+    The one rule that scheduling rests on: ``num_computed`` chases ``num_tokens``. Prefill, a chunk of a prefill,
+    decode, resumption after a preemption and a prefix hit differ only in how far apart the two are.
 
     Attributes:
         tokens: prompt then generated ids, append-only.

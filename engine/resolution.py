@@ -140,7 +140,9 @@ def _refuse_what_is_not_there(r: _Resolution) -> None:
             "(preempted requests are recomputed)"
         )
     if config.q_padding_interval_size or config.kv_padding_interval_size:
-        raise ValueError("q_/kv_padding_interval_size are not available yet; leave them at 0 (the engine's own buckets)")
+        raise ValueError(
+            "q_/kv_padding_interval_size are not available yet; leave them at 0 (the engine's own buckets)"
+        )
 
 
 def _scheduler(r: _Resolution) -> None:

@@ -85,7 +85,7 @@ def paged_attention_forward(
         )
     if kwargs.get("s_aux") is not None or getattr(module, "sinks", None) is not None:
         raise ValueError("attention sinks are not supported")
-    group, key_cache, value_cache = context.layer_caches[module.layer_idx]
+    group, key_cache, value_cache = context.layer_caches[int(module.layer_idx)]  # type: ignore[arg-type]
     write_kv(
         key[0].transpose(0, 1),
         value[0].transpose(0, 1),

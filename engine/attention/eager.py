@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import torch
 
 from engine.attention.metadata import AttentionMetadata
@@ -10,8 +12,8 @@ from engine.attention.metadata import AttentionMetadata
 class EagerAttention:
     """One row at a time, softmax in fp32, nothing fused. Any device, any page size, windows and soft-cap."""
 
-    name = "eager"
-    capturable = False
+    name: ClassVar[str] = "eager"
+    capturable: ClassVar[bool] = False
 
     def attend(
         self,

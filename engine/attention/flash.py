@@ -3,6 +3,8 @@ the block table."""
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import torch
 
 from engine.attention.metadata import AttentionMetadata
@@ -31,8 +33,8 @@ def why_not_flash(device: torch.device, dtype: torch.dtype, head_dim: int, page_
 class FlashAttention2:
     """Both calls read the cache in place. Heads that share a key head are packed by the decode kernel itself."""
 
-    name = "flash_attention_2"
-    capturable = True
+    name: ClassVar[str] = "flash_attention_2"
+    capturable: ClassVar[bool] = True
 
     def __init__(self) -> None:
         from flash_attn import flash_attn_varlen_func, flash_attn_with_kvcache
@@ -53,7 +55,7 @@ class FlashAttention2:
         tables = metadata.groups[group]
         window = (-1, -1) if tables.window is None else (tables.window - 1, 0)
         rows, tokens = metadata.num_decode, query.shape[0]
-        decode = prefill = None
+        parts: list[torch.Tensor] = []
         if rows:
             decode = self._decode(
                 query[:rows].unsqueeze(1),
@@ -65,7 +67,8 @@ class FlashAttention2:
                 causal=True,
                 window_size=window,
                 softcap=softcap or 0.0,
-            ).squeeze(1)
+            )
+            parts.append(decode.squeeze(1))
         if rows < tokens:
             prefill = self._varlen(
                 query[rows:],
@@ -81,6 +84,5 @@ class FlashAttention2:
                 window_size=window,
                 softcap=softcap or 0.0,
             )
-        if decode is None or prefill is None:
-            return decode if prefill is None else prefill
-        return torch.cat((decode, prefill))
+            parts.append(prefill)
+        return parts[0] if len(parts) == 1 else torch.cat(parts)

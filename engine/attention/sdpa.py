@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
@@ -16,8 +18,8 @@ class SdpaAttention:
     Soft-capped logits are beyond torch's kernel and go through the eager form.
     """
 
-    name = "sdpa"
-    capturable = False
+    name: ClassVar[str] = "sdpa"
+    capturable: ClassVar[bool] = False
 
     def attend(
         self,

@@ -11,9 +11,8 @@ from engine.attention.eager import EagerAttention
 from engine.attention.flash import FlashAttention2, why_not_flash
 from engine.attention.sdpa import SdpaAttention
 
-BACKENDS: dict[str, type[AttentionBackend]] = {
-    backend.name: backend for backend in (EagerAttention, SdpaAttention, FlashAttention2)
-}
+_ALL: tuple[type[AttentionBackend], ...] = (EagerAttention, SdpaAttention, FlashAttention2)
+BACKENDS = {backend.name: backend for backend in _ALL}
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,7 +37,7 @@ class PagedCache:
         return self.layout.blocks_needed(num_tokens, chunk) <= self.pool.num_blocks
 
     def open(self, request: Request) -> int:
-        """Give a request its tables, filled with the longest cached prefix of full blocks; returns the tokens it covers.
+        """Give a request its tables, filled with the longest cached prefix of full blocks; returns its tokens.
 
         At least one token is always left to compute: without a query there is nothing to sample from.
         """

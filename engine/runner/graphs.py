@@ -7,15 +7,13 @@ its inputs into the bucket's views of one static buffer and replays.
 from __future__ import annotations
 
 import bisect
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from engine.attention import AttentionMetadata
 from engine.runner.batch import StepShape
-from engine.scheduler import ScheduledRow
 
 if TYPE_CHECKING:
     from engine.runner.runner import ModelRunner
@@ -29,9 +27,11 @@ def bucket_sizes(max_rows: int) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class CapturedStep:
-    """A recorded decode step of ``shape.rows`` rows; ``logits`` [rows, vocabulary] is overwritten by each replay."""
+    """A recorded decode step of ``shape.rows`` rows over the static buffer ``inputs``, which all captured steps share;
+    ``logits`` [rows, vocabulary] is overwritten by each replay."""
 
     shape: StepShape
+    inputs: torch.Tensor
     graph: torch.cuda.CUDAGraph
     logits: torch.Tensor
 
@@ -54,18 +54,18 @@ class DecodeGraphs:
         self._runner = runner
         self._sizes = bucket_sizes(max_rows)
         largest = self._shape(self._sizes[-1])
-        self._static = torch.zeros(largest.size, dtype=torch.int32, device=runner.device)
+        inputs = torch.zeros(largest.size, dtype=torch.int32, device=runner.device)
         self._steps: dict[int, CapturedStep] = {}
         pool = torch.cuda.graph_pool_handle()
         for size in reversed(self._sizes):
-            self._steps[size] = self._capture(self._shape(size), pool)
+            self._steps[size] = self._capture(self._shape(size), inputs, pool)
 
     def _shape(self, rows: int) -> StepShape:
         return StepShape(rows, rows, 0, rows, self.width, len(self._runner.windows))
 
-    def _capture(self, shape: StepShape, pool: tuple[int, int]) -> CapturedStep:
+    def _capture(self, shape: StepShape, inputs: torch.Tensor, pool: Any) -> CapturedStep:
         runner = self._runner
-        views = runner._upload(shape, (), 0, self._static)  # padding rows only
+        views = runner.upload(shape, (), 0, inputs)  # padding rows only
 
         def forward() -> torch.Tensor:
             metadata = AttentionMetadata(shape.rows, views["kv_lengths"], runner.group_tables(views))
@@ -80,15 +80,9 @@ class DecodeGraphs:
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
             logits = forward()
-        return CapturedStep(shape, graph, logits)
+        return CapturedStep(shape, inputs, graph, logits)
 
     def at_least(self, rows: int) -> CapturedStep | None:
         """The smallest captured step with room for ``rows`` rows."""
         index = bisect.bisect_left(self._sizes, rows)
         return None if index == len(self._sizes) else self._steps[self._sizes[index]]
-
-    def upload(
-        self, step: CapturedStep, rows: Sequence[ScheduledRow], upload: Callable[..., dict[str, torch.Tensor]]
-    ) -> dict[str, torch.Tensor]:
-        """Bring the rows' inputs into the step's static views."""
-        return upload(step.shape, rows, len(rows), self._static)

@@ -15,7 +15,7 @@ from engine.resolution import ResolvedConfig
 from engine.runner.batch import BatchState, StepShape
 from engine.runner.graphs import DecodeGraphs
 from engine.runner.kv_tensors import allocate_kv
-from engine.sampling import SamplingBatch, sample
+from engine.sampling import RandomRows, sample
 from engine.scheduler import ScheduledRow, StepPlan
 
 
@@ -105,7 +105,7 @@ class ModelRunner:
         if self.graphs is not None and num_decode == len(rows) and width <= self.graphs.width:
             graph = self.graphs.at_least(len(rows))
         if graph is not None:
-            views = self.graphs.upload(graph, rows, self._upload)
+            views = self.upload(graph.shape, rows, num_decode, graph.inputs)
             logits = graph.replay()
             self.graph_replays += 1
             logits = logits[: len(rows)] if len(sampled) == len(rows) else logits[views["sample_index"][: len(sampled)]]
@@ -123,7 +123,7 @@ class ModelRunner:
         """A step of any shape, launched kernel by kernel."""
         tokens = sum(row.count for row in rows)
         shape = StepShape(tokens, len(rows), len(rows) - num_decode, samples, width, len(self.windows))
-        views = self._upload(shape, rows, num_decode, None)
+        views = self.upload(shape, rows, num_decode)
         prefills = rows[num_decode:]
         metadata = AttentionMetadata(
             num_decode=num_decode,
@@ -165,8 +165,8 @@ class ModelRunner:
         kv_slots = views["kv_slots"].long()
         return tuple(GroupTables(views["tables"][g], kv_slots[g], window) for g, window in enumerate(self.windows))
 
-    def _upload(
-        self, shape: StepShape, rows: Sequence[ScheduledRow], num_decode: int, target: torch.Tensor | None
+    def upload(
+        self, shape: StepShape, rows: Sequence[ScheduledRow], num_decode: int, target: torch.Tensor | None = None
     ) -> dict[str, torch.Tensor]:
         """Pack a step's inputs and bring them to the device, into ``target`` if given."""
         if self._staging is None:
@@ -188,8 +188,8 @@ class ModelRunner:
             return torch.empty(0, dtype=torch.int64), None
         # How many tokens the request has generated before this one: the row's last position is the token before it.
         indices = [row.start + row.count - row.request.num_prompt for row in rows]
-        batch = SamplingBatch.build([row.request.sampling for row in rows], indices, logits.shape[-1], self.device)
-        tokens, logprobs = sample(logits, batch, self.config.return_logprobs)
+        random = RandomRows.build([row.request.sampling for row in rows], indices, logits.shape[-1], self.device)
+        tokens, logprobs = sample(logits, random, self.config.return_logprobs)
         self.last_token[slots.long()] = tokens.int()
         return tokens, logprobs
 

@@ -1,6 +1,6 @@
 """Token selection: per-request parameters, a counter-based random stream and the sampler."""
 
 from engine.sampling.params import SamplingParams
-from engine.sampling.sampler import SamplingBatch, sample
+from engine.sampling.sampler import RandomRows, sample
 
-__all__ = ["SamplingBatch", "SamplingParams", "sample"]
+__all__ = ["RandomRows", "SamplingParams", "sample"]

@@ -1,8 +1,8 @@
 """A counter-based random stream: noise that depends on (seed, token index, vocabulary id) and on nothing else.
 
 Batch mates, chunking, preemption and the size of a graph therefore cannot change what a seeded request samples. The
-mixer is a 32-bit integer finalizer (xor-shift-multiply, "lowbias32", Ellis 2018), evaluated in int64 so that it is exact
-and identical on every device.
+mixer is a 32-bit integer finalizer (xor-shift-multiply, "lowbias32", Ellis 2018), evaluated in int64 so that it is
+exact and identical on every device.
 """
 
 from __future__ import annotations
