@@ -109,11 +109,12 @@ class EngineCore:
                 self.cache.register(request)
             if over or request.streaming:
                 outputs.append(GenerationOutput(request))
-        if outputs:
-            self._deliver(outputs)
+        # Counted before anything is handed over: who sees the last token sees the whole log.
         record.step_ms = (time.perf_counter_ns() - record.t_ns) / 1e6
         self.stats.prefix_hit_tokens = self.cache.prefix_hit_tokens
         self.stats.prefix_query_tokens = self.cache.prefix_query_tokens
+        if outputs:
+            self._deliver(outputs)
 
     def _end(self, request: Request, status: RequestStatus, error: str | None = None) -> None:
         del self.requests[request.request_id]
