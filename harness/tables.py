@@ -183,6 +183,7 @@ TABLES: dict[str, tuple[Column, ...]] = {
         _c("waiting", "Int64", "requests", "requests queued after scheduling", _HIDDEN),
         _c("free_blocks", "Int64", "blocks", "KV blocks free or reclaimable after scheduling", _HIDDEN),
         _c("preempted", "Int64", "requests", "requests evicted by this step", _HIDDEN),
+        _c("admission_held", "boolean", "", "whether the safety margin kept a waiting request out", _HIDDEN),
         _c("graph", "boolean", "", "whether a captured graph was replayed", _HIDDEN),
         _c("schedule_ms", "Float64", "ms", "host time to choose the batch and build its inputs", _HIDDEN),
         _c("step_ms", "Float64", "ms", "start of scheduling to tokens on the host", _HIDDEN),

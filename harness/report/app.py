@@ -1,0 +1,34 @@
+"""``cb-report DIR``: the console table and the HTML report of a run or sweep."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from harness.report.console import print_summary
+from harness.report.html import write_report
+from harness.report.read import ResultsError
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Exit status 0, or 2 with one line on standard error if the directory holds nothing to report."""
+    parser = argparse.ArgumentParser(
+        prog="cb-report", description="Print the summary of a run or sweep and write its HTML report and plots."
+    )
+    parser.add_argument("directory", type=Path, help="a run folder, or the root folder of a sweep")
+    parser.add_argument("--no-html", action="store_true", help="print the table only, write nothing")
+    args = parser.parse_args(argv)
+    try:
+        print_summary(args.directory)
+        if not args.no_html:
+            print(write_report(args.directory))
+    except (ResultsError, OSError) as error:
+        print(f"cb-report: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

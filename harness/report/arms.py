@@ -1,0 +1,213 @@
+"""Runs grouped into arms that may be compared: repeats side by side, never pooled.
+
+A *facet* is what must be equal for a comparison to mean something (workload, model, kind of device); a *series* is
+what is compared inside it (engine, value of the variable). An arm is one series in one facet: its runs are repeats.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import pandas as pd
+
+from harness.report.read import Results
+from harness.tables import MIN_P99_SAMPLES
+
+_FACET = ("workload", "model", "device")
+_SERIES = ("engine", "arm")
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """Median and range of one metric over the runs in which it is known."""
+
+    median: float
+    low: float
+    high: float
+    n: int
+
+    @classmethod
+    def of(cls, values: Iterable[float]) -> Spread | None:
+        """None without values."""
+        known = list(values)
+        return cls(statistics.median(known), min(known), max(known), len(known)) if known else None
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One series in one facet.
+
+    Attributes:
+        facet, series: labels made of what differs in this set of results; ``facet`` is "" if nothing differs.
+        engine, value: of the runs; ``value`` is the arm's text or None.
+        variable: the setting that is varied, or None.
+        runs: rows of the runs table, every repeat.
+        is_baseline: whether ratios of this facet are taken to this arm.
+    """
+
+    facet: str
+    series: str
+    engine: str
+    value: str | None
+    variable: str | None
+    runs: pd.DataFrame
+    is_baseline: bool = False
+
+    @property
+    def measured(self) -> pd.DataFrame:
+        """Runs that ended ok: only they enter numbers."""
+        return self.runs[self.runs["status"] == "ok"]
+
+    @property
+    def label(self) -> str:
+        return f"{self.facet} · {self.series}" if self.facet else self.series
+
+    @property
+    def number(self) -> float | None:
+        """The variable's value if it is a number."""
+        try:
+            return float(self.value) if self.value is not None else None
+        except ValueError:
+            return None
+
+    def spread(self, metric: str) -> Spread | None:
+        return Spread.of(float(v) for v in self.measured[metric].dropna())
+
+    def total(self, metric: str) -> int | None:
+        """Sum of a count over all runs, failed ones too; None if no run knows it."""
+        known = self.runs[metric].dropna()
+        return int(known.sum()) if len(known) else None
+
+    def samples(self, metric: str) -> int | None:
+        """Fewest samples behind a latency metric in one run."""
+        counts = self.measured["itl_n" if metric.startswith("itl") else "n_ok"].dropna()
+        return int(counts.min()) if len(counts) else None
+
+    def has_few_samples(self, metric: str) -> bool:
+        """Whether a 99th percentile rests on too few samples to be stated."""
+        n = self.samples(metric)
+        return "_p99_" in metric and n is not None and n < MIN_P99_SAMPLES
+
+    @property
+    def tokens_match(self) -> bool | None:
+        """False if one run gave other tokens than the reference; None if no run was compared."""
+        known = self.runs["tokens_match"].dropna()
+        return bool(known.all()) if len(known) else None
+
+
+def ratio(arm: Arm, baseline: Arm, metric: str) -> Spread | None:
+    """``arm / baseline``: per pair of equal repeats where both have the same ones, else of the two medians."""
+    pairs = [_by_repeat(a, metric) for a in (arm, baseline)]
+    if pairs[0] and pairs[0].keys() == pairs[1].keys() and all(pairs[1].values()):
+        return Spread.of(pairs[0][r] / pairs[1][r] for r in pairs[0])
+    own, base = arm.spread(metric), baseline.spread(metric)
+    if own is None or base is None or base.median == 0:
+        return None
+    return Spread.of([own.median / base.median])
+
+
+def _by_repeat(arm: Arm, metric: str) -> dict[int, float]:
+    rows = arm.measured[["repeat", metric]].dropna()
+    return {} if rows["repeat"].duplicated().any() else {int(r): float(v) for r, v in rows.itertuples(index=False)}
+
+
+def group_arms(results: Results) -> list[Arm]:
+    """The arms of a set of results: facets in order of appearance, numeric values in their order inside."""
+    groups: dict[tuple[str | None, ...], list[int]] = {}
+    for position, row in enumerate(results.runs.to_dict("records")):
+        groups.setdefault(tuple(_text(row, name) for name in (*_FACET, *_SERIES)), []).append(position)
+    keys = [dict(zip((*_FACET, *_SERIES), key, strict=True)) for key in groups]
+    facet_names = _differing(keys, _FACET)
+    series_names = _series_names(keys)
+    arms = []
+    for key, positions in zip(keys, groups.values(), strict=True):
+        runs = results.runs.iloc[positions]
+        variables = runs["variable"].dropna()
+        variable = str(variables.iloc[0]) if len(variables) else None
+        arms.append(
+            Arm(
+                facet=" · ".join(key[n] or "?" for n in facet_names),
+                series=_series_label(key, series_names, variable),
+                engine=key["engine"] or "?",
+                value=key["arm"],
+                variable=variable,
+                runs=runs,
+            )
+        )
+    return _with_baselines(_sorted(arms))
+
+
+def _text(row: Mapping[str, object], name: str) -> str | None:
+    value = row[name]
+    if value is None or pd.isna(value):
+        return None
+    # cuda:0 and cuda:1 are the same kind of device: a sweep spread over GPUs is one facet
+    return str(value).split(":")[0] if name == "device" else str(value)
+
+
+def _differing(keys: Sequence[Mapping[str, str | None]], names: Sequence[str]) -> list[str]:
+    return [n for n in names if len({key[n] for key in keys}) > 1]
+
+
+def _series_names(keys: Sequence[Mapping[str, str | None]]) -> list[str]:
+    """``arm`` is left out where the other columns already tell the arms apart (a sweep over engines or workloads)."""
+    others = {tuple(key[n] for n in (*_FACET, "engine")) for key in keys}
+    names = _differing(keys, ("engine",))
+    return [*names, "arm"] if len(others) < len(keys) or not names else names
+
+
+def _series_label(key: Mapping[str, str | None], names: Sequence[str], variable: str | None) -> str:
+    parts = []
+    for name in names:
+        if name == "engine":
+            parts.append(key["engine"] or "?")
+        elif key["arm"] is not None and key["arm"] not in (key["engine"], key["workload"]):
+            short = variable.rpartition(".")[2] if variable else None
+            parts.append(f"{short} = {key['arm']}" if short else key["arm"])
+    return " ".join(parts) or key["engine"] or "?"
+
+
+def _sorted(arms: Sequence[Arm]) -> list[Arm]:
+    facets = list(dict.fromkeys(a.facet for a in arms))
+    engines = list(dict.fromkeys(a.engine for a in arms))
+
+    def order(arm: Arm) -> tuple[int, int, bool, float]:
+        # sorted() is stable, so values that are no numbers stay in order of appearance, after the numbers
+        return facets.index(arm.facet), engines.index(arm.engine), arm.number is None, arm.number or 0.0
+
+    return sorted(arms, key=order)
+
+
+def _with_baselines(arms: Sequence[Arm]) -> list[Arm]:
+    """Padded static batching is the baseline of its facet; without it, the facet's first arm."""
+    result = []
+    for facet, members in by_facet(arms).items():
+        if len(members) == 1:
+            result += members
+            continue
+        baseline = next((a for a in members if a.engine == "static"), members[0])
+        result += [Arm(facet, a.series, a.engine, a.value, a.variable, a.runs, a is baseline) for a in members]
+    return result
+
+
+def by_facet(arms: Iterable[Arm]) -> dict[str, list[Arm]]:
+    """Arms by facet, both in order."""
+    facets: dict[str, list[Arm]] = {}
+    for arm in arms:
+        facets.setdefault(arm.facet, []).append(arm)
+    return facets
+
+
+def baseline_of(members: Sequence[Arm]) -> Arm | None:
+    """The baseline among the arms of one facet; None if there is only one arm."""
+    return next((a for a in members if a.is_baseline), None)
+
+
+def memory_metric(runs: pd.DataFrame) -> str:
+    """The peak-memory column to show: what torch reserved on the GPU, else device use, else resident memory."""
+    for name in ("peak_gpu_reserved_bytes", "peak_gpu_used_bytes"):
+        if runs[name].notna().any():
+            return name
+    return "peak_rss_bytes"

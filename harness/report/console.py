@@ -1,0 +1,108 @@
+"""One table a run or sweep, in a terminal or through a pipe."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from rich import box
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from harness.report.arms import Arm, Spread, baseline_of, by_facet, group_arms, memory_metric, ratio
+from harness.report.quantity import UNKNOWN, memory, number, times
+from harness.report.read import Results, read_results
+
+_PIPE_WIDTH = 240  # nothing is wrapped or cut where no terminal sets a width
+
+_LATENCIES = {
+    "ttft_p50_ms": "TTFT p50",
+    "ttft_p95_ms": "TTFT p95",
+    "itl_p50_ms": "ITL p50",
+    "itl_p99_ms": "ITL p99",
+    "e2e_p50_ms": "e2e p50",
+}
+
+
+def print_summary(directory: Path | str, console: Console | None = None) -> None:
+    """Print the summary table of a run folder or a sweep's root, and what is wrong with its numbers.
+
+    Args:
+        console: where to print; standard output if None. Through a pipe the table is plain markdown.
+
+    Raises:
+        ResultsError: the directory holds nothing to print, in one line.
+    """
+    if console is None:
+        console = Console() if sys.stdout.isatty() else Console(width=_PIPE_WIDTH, no_color=True)
+    results = read_results(Path(directory))
+    arms = group_arms(results)
+    for facet, members in by_facet(arms).items():
+        console.print(_table(facet, members, results, plain=not console.is_terminal))
+    for line in _remarks(results, arms):
+        console.print(escape(line), style="dim" if console.is_terminal else "", highlight=False)
+
+
+def _table(facet: str, members: list[Arm], results: Results, plain: bool) -> Table:
+    baseline = baseline_of(members)
+    peak = memory_metric(results.runs)
+    title = facet or str(
+        members[0].runs["workload"].dropna().iloc[0] if members[0].runs["workload"].notna().any() else ""
+    )
+    table = Table(
+        title=f"{escape(title)} (times in ms)" if title else "times in ms",
+        title_justify="left",
+        box=box.MARKDOWN if plain else box.SIMPLE_HEAD,
+        padding=(0, 1),
+        pad_edge=False,
+    )
+    table.add_column("arm", overflow="fold")
+    headers = ["tok/s", *(["ratio"] if baseline else []), *_LATENCIES.values()]
+    headers += ["peak RSS" if peak == "peak_rss_bytes" else "peak GPU", "failed", "same tokens"]
+    for header in headers:
+        table.add_column(header, justify="right")
+    for arm in members:
+        table.add_row(*_row(arm, baseline, peak))
+    return table
+
+
+def _row(arm: Arm, baseline: Arm | None, peak: str) -> list[str]:
+    cells = [escape(arm.series), _with_range(arm.spread("gen_tok_s"))]
+    if baseline is not None:
+        against = None if arm.is_baseline else ratio(arm, baseline, "gen_tok_s")
+        cells.append("baseline" if arm.is_baseline else UNKNOWN if against is None else times(against.median))
+    for metric in _LATENCIES:
+        spread = arm.spread(metric)
+        text = number(spread.median if spread else None)
+        cells.append(f"[dim]{text}[/dim]" if spread and arm.has_few_samples(metric) else text)
+    used = arm.spread(peak)
+    cells.append(memory(used.median if used else None))
+    cells.append(_failures(arm))
+    cells.append({None: UNKNOWN, True: "yes", False: "[bold red]NO[/bold red]"}[arm.tokens_match])
+    return cells
+
+
+def _with_range(spread: Spread | None) -> str:
+    if spread is None:
+        return UNKNOWN
+    if spread.n == 1:
+        return number(spread.median)
+    return f"{number(spread.median)} ({number(spread.low)}–{number(spread.high)})"
+
+
+def _failures(arm: Arm) -> str:
+    runs = len(arm.runs) - len(arm.measured)
+    requests = arm.total("n_failed") or 0
+    parts = [f"{runs} of {len(arm.runs)} runs"] if runs else []
+    parts += [f"{requests} of {arm.total('n_requests') or '?'}"] if requests else []
+    return f"[red]{', '.join(parts)}[/red]" if parts else "0"
+
+
+def _remarks(results: Results, arms: list[Arm]) -> list[str]:
+    from harness.report.validity import validity_notes
+
+    lines = []
+    if any(len(a.measured) > 1 for a in arms):
+        lines.append("Medians over repeats, range in brackets; ratios are of equal repeats.")
+    return lines + [f"! {note}" for note in (*validity_notes(results, arms), *results.notes)]

@@ -1,0 +1,98 @@
+"""The finding in words. Every number in a sentence stands in the table of the same page."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from harness.report.arms import Arm, Spread, baseline_of, by_facet, ratio
+from harness.report.quantity import number, times
+
+
+def headlines(arms: Sequence[Arm]) -> list[str]:
+    """One sentence a facet or a sweep, and one about the tokens."""
+    sentences = []
+    for facet, members in by_facet(arms).items():
+        measured = [a for a in members if a.spread("gen_tok_s")]
+        where = f"{facet}: " if facet else ""
+        if not measured:
+            sentences.append(f"{where}no run ended well, so there is nothing to report.")
+        elif len({a.number for a in measured} - {None}) > 1 and len({a.engine for a in measured}) == 1:
+            sentences += [where + s for s in _sweep(measured)]
+        elif len(measured) > 1:
+            sentences += [where + s for s in _comparison(measured, baseline_of(members))]
+        else:
+            sentences.append(where + _single(measured[0]))
+    return sentences + _tokens(arms)
+
+
+def _rate(arm: Arm) -> float:
+    spread = arm.spread("gen_tok_s")
+    assert spread is not None  # only measured arms come here
+    return spread.median
+
+
+def _single(arm: Arm) -> str:
+    text = f"{arm.series} generated {number(_rate(arm))} tokens/s"
+    ttft, itl = arm.spread("ttft_p50_ms"), arm.spread("itl_p50_ms")
+    if ttft:
+        text += f"; half of the requests had their first token within {number(ttft.median)} ms"
+    if itl:
+        text += f", and half of the gaps between tokens were at most {number(itl.median)} ms"
+    return text + "."
+
+
+def _comparison(measured: Sequence[Arm], baseline: Arm | None) -> list[str]:
+    if baseline is None or baseline not in measured:
+        ordered = sorted(measured, key=_rate, reverse=True)
+        return [", ".join(f"{a.series} {number(_rate(a))}" for a in ordered) + " tokens/s (no baseline ended well)."]
+    sentences = []
+    for arm in measured:
+        against = ratio(arm, baseline, "gen_tok_s")
+        if arm is baseline or against is None:
+            continue
+        text = f"{arm.series} generated {number(_rate(arm))} tokens/s, {baseline.series} {number(_rate(baseline))}: "
+        sentences.append(text + _ratio(against) + _first_token(arm, baseline))
+    return sentences
+
+
+def _ratio(against: Spread) -> str:
+    if against.n == 1:
+        return times(against.median)
+    text = f"{times(against.median)} in the median of {against.n} paired repeats"
+    text += f", from {times(against.low)} to {times(against.high)}"
+    return text + (", so no difference is shown" if against.low <= 1 <= against.high else "")
+
+
+def _first_token(arm: Arm, baseline: Arm) -> str:
+    own, base = arm.spread("ttft_p50_ms"), baseline.spread("ttft_p50_ms")
+    if own is None or base is None:
+        return "."
+    return f". Median time to first token: {number(own.median)} ms against {number(base.median)} ms."
+
+
+def _sweep(measured: Sequence[Arm]) -> list[str]:
+    sentences = []
+    fastest = max(measured, key=_rate)
+    slowest = min(measured, key=_rate)
+    sentences.append(
+        f"Highest throughput at {fastest.series}: {number(_rate(fastest))} tokens/s; "
+        f"lowest at {slowest.series}: {number(_rate(slowest))}."
+    )
+    timed = [(spread.median, a) for a in measured if (spread := a.spread("ttft_p95_ms"))]
+    if timed:
+        best = min(timed, key=lambda pair: pair[0])
+        sentences.append(f"Shortest TTFT p95 at {best[1].series}: {number(best[0])} ms.")
+    first, second = fastest.spread("gen_tok_s"), slowest.spread("gen_tok_s")
+    if first and second and first.n > 1 and second.n > 1 and first.low <= second.high:
+        sentences.append("The ranges of the first two over their repeats overlap, so no difference is shown.")
+    return sentences
+
+
+def _tokens(arms: Sequence[Arm]) -> list[str]:
+    compared = [a for a in arms if a.tokens_match is not None]
+    if not compared:
+        return []
+    wrong = [a.label for a in compared if not a.tokens_match]
+    if wrong:
+        return [f"Other tokens than the reference: {', '.join(wrong)}."]
+    return [f"The tokens of {', '.join(a.label for a in compared)} equal the reference's in every request."]

@@ -1,0 +1,132 @@
+"""The HTML report: one file that stands alone."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Sequence
+from html import escape
+from pathlib import Path
+
+from matplotlib.figure import Figure
+
+from harness.report import plots
+from harness.report.arms import Arm, by_facet, group_arms, memory_metric
+from harness.report.evidence import failures_section, provenance_section, reproduce_section, settings_section
+from harness.report.headline import headlines
+from harness.report.page import page, section
+from harness.report.plots.figure import series_colours
+from harness.report.read import Results, facts, read_results
+from harness.report.results_table import MEMORY_HEADINGS, METRIC_HEADINGS, results_table
+from harness.report.validity import validity_notes
+
+FILE = "report.html"
+_TIMELINES = 6  # runs shown over time: the first repeat of so many arms
+
+
+def write_report(directory: Path | str) -> Path:
+    """Write ``report.html`` and ``plots/*.png|svg`` into a run folder or a sweep's root; returns the page's path.
+
+    What the tables do not hold is left out and said so on the page.
+
+    Raises:
+        ResultsError: the directory holds nothing to report, in one line.
+        OSError: it cannot be written.
+    """
+    results = read_results(Path(directory))
+    arms = group_arms(results)
+    title = _title(results)
+    text = page(
+        title,
+        [
+            _head(title, results, arms),
+            section("Results", results_table(results, arms)),
+            *_plot_sections(results, arms),
+            failures_section(results, arms),
+            settings_section(results, arms),
+            provenance_section(results),
+            reproduce_section(results),
+        ],
+    )
+    path = results.directory / FILE
+    aside = path.with_name(f".{FILE}.{os.getpid()}")
+    aside.write_text(text, encoding="utf-8")
+    os.replace(aside, path)
+    return path
+
+
+def _title(results: Results) -> str:
+    experiments = list(dict.fromkeys(results.runs["experiment"].dropna()))
+    return ", ".join(str(e) for e in experiments) or results.directory.resolve().name
+
+
+def _head(title: str, results: Results, arms: Sequence[Arm]) -> str:
+    runs = results.runs
+    parts = [f"<h1>{escape(title)}</h1>"]
+    parts += [f'<p class="question">{escape(str(q))}</p>' for q in facts(results, "identity.question") if q]
+    described = [
+        (name, ", ".join(dict.fromkeys(str(v) for v in runs[name].dropna())))
+        for name in ("model", "workload", "device", "variable")
+    ]
+    facts_line = [f"{name} {escape(value)}" for name, value in described if value]
+    n = len(runs)
+    facts_line.append(f"{n} run{'s' if n != 1 else ''} in {len(arms)} arm{'s' if len(arms) != 1 else ''}")
+    parts.append(f'<p class="soft">{" · ".join(facts_line)}</p>')
+    parts += [f'<p class="headline">{escape(sentence)}</p>' for sentence in headlines(arms)]
+    notes = [*validity_notes(results, arms), *results.notes]
+    if notes:
+        items = "".join(f"<li>{escape(note)}</li>" for note in notes)
+        parts.append(f'<div class="notes"><strong>Before you believe the numbers</strong><ul>{items}</ul></div>')
+    return "\n".join(parts)
+
+
+def _plot_sections(results: Results, arms: Sequence[Arm]) -> Iterator[str]:
+    folder = results.directory / "plots"
+    colours = series_colours([a.series for a in arms])
+    facets = by_facet(arms)
+
+    def figures(title: str, drawn: Sequence[tuple[str, str, tuple[Figure, str] | None]], left_out: str) -> str:
+        saved = [(head, plots.save(drawing[0], folder, name, drawing[1])) for name, head, drawing in drawn if drawing]
+        if not saved:
+            return section(title, f"<p>{left_out}</p>") if left_out else ""
+        return section(title, f'<div class="plots">{"".join(_figure(head, plot) for head, plot in saved)}</div>')
+
+    metrics = ("gen_tok_s", "ttft_p95_ms", "itl_p99_ms", memory_metric(results.runs))
+    headings = METRIC_HEADINGS | MEMORY_HEADINGS | {"gen_tok_s": "throughput"}
+    against = [(f"{m}-vs-variable", headings[m], plots.metric_vs_variable(arms, m)) for m in metrics]
+    yield figures("Against the variable", against, "")
+    bars = [(_name("throughput", f), f, plots.throughput_bars(members, colours)) for f, members in facets.items()]
+    yield figures("Throughput", bars, "No run ended well, so there is no throughput to draw.")
+    latencies = []
+    for facet, members in facets.items():
+        heads = (f"{facet} · TTFT" if facet else "TTFT", f"{facet} · ITL" if facet else "ITL")
+        latencies.append((_name("ttft-cdf", facet), heads[0], plots.ttft_cdf(results, members, colours)))
+        latencies.append((_name("itl-cdf", facet), heads[1], plots.itl_cdf(results, members, colours)))
+    yield figures(
+        "Latency distributions", latencies, "No latencies: no answered request, or no readable table of them."
+    )
+    yield figures("Padding", [("padding", "", plots.padding_bars(arms))], "")
+    yield figures("Over time", _timelines(results, arms), "Neither a step log nor request times were recorded.")
+
+
+def _timelines(results: Results, arms: Sequence[Arm]) -> list[tuple[str, str, tuple[Figure, str] | None]]:
+    drawn = []
+    for arm in [a for a in arms if len(a.measured)][:_TIMELINES]:
+        row = arm.measured.iloc[0]
+        run_id = str(row["run_id"])
+        drawing = plots.step_timeline(results.of_run("steps", run_id))
+        if drawing is None:
+            drawing = plots.request_gantt(results.of_run("requests", run_id))
+        head = arm.label if len(arm.measured) == 1 else f"{arm.label}, first of {len(arm.measured)} repeats"
+        drawn.append((_name("timeline", arm.label), head, drawing))
+    return drawn
+
+
+def _name(kind: str, label: str) -> str:
+    slug = re.sub(r"[^\w.=-]+", "-", label).strip("-")
+    return f"{kind}-{slug}" if slug else kind
+
+
+def _figure(head: str, plot: plots.Plot) -> str:
+    title = f"<h3>{escape(head)}</h3>" if head else ""
+    return f"<figure>{title}{plot.svg}<figcaption>{escape(plot.caption)}</figcaption></figure>"

@@ -1,0 +1,22 @@
+"""The pictures of a report: each function draws one :class:`Plot`, a question one panel can answer."""
+
+from __future__ import annotations
+
+from harness.report.plots.figure import Plot, save
+from harness.report.plots.latency_cdf import itl_cdf, ttft_cdf
+from harness.report.plots.padding import padding_bars
+from harness.report.plots.throughput import throughput_bars
+from harness.report.plots.timeline import request_gantt, step_timeline
+from harness.report.plots.variable import metric_vs_variable
+
+__all__ = [
+    "Plot",
+    "itl_cdf",
+    "metric_vs_variable",
+    "padding_bars",
+    "request_gantt",
+    "save",
+    "step_timeline",
+    "throughput_bars",
+    "ttft_cdf",
+]

@@ -1,0 +1,147 @@
+"""One look for all plots: palette, axes, and saving as png, svg and as svg inside a page.
+
+Text and axes are drawn in one ink colour, which becomes ``currentColor`` in svg: a page in dark mode shows them in its
+own text colour. The palette is Okabe and Ito's (2008) without yellow, told apart by people with colour-vision
+deficiencies and readable on white and on near-black; series also differ in marker and line style.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from io import BytesIO, StringIO
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+INK = "#1b1d21"
+PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
+LINES = ("-", "--", "-.", ":")
+MARKERS = ("o", "s", "^", "D", "v", "P")
+WIDTH = 5.2  # inches: at this size the text is still read when a phone shows the picture at its own width
+_DPI = 150
+_LEGEND_CHARACTERS = 64  # that fit beside each other in a legend of the figure's width
+_SETTINGS: Any = {  # matplotlib types the keys one by one
+    "svg.fonttype": "none",
+    "svg.hashsalt": "cb-report",
+    "font.size": 10,
+    "axes.titlesize": 10.5,
+    "axes.labelsize": 10,
+    "text.color": INK,
+    "axes.labelcolor": INK,
+    "axes.edgecolor": INK,
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "legend.fontsize": 9,
+    "legend.frameon": False,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.linewidth": 0.7,
+}
+
+
+@dataclass(frozen=True)
+class Plot:
+    """A saved picture.
+
+    Attributes:
+        name: file name without suffix.
+        caption: what is shown, with units and how it was reduced.
+        svg: an ``<svg>`` element for a page.
+    """
+
+    name: str
+    caption: str
+    svg: str
+
+
+@contextmanager
+def look() -> Iterator[None]:
+    """The settings of all plots, for the time of drawing only."""
+    with mpl.rc_context(_SETTINGS):
+        yield
+
+
+def new_figure(height: float, rows: int = 1) -> tuple[Figure, list[Axes]]:
+    """A figure of ``rows`` panels that share their x axis, ``height`` inches in all."""
+    figure = Figure(figsize=(WIDTH, height), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots(rows, 1, sharex=True, squeeze=False)[:, 0]
+    for ax in axes:
+        ax.grid(True, color=INK, alpha=0.15, linewidth=0.6)
+        ax.set_axisbelow(True)
+        ax.patch.set_alpha(0)
+    return figure, list(axes)
+
+
+def series_colours(series: Sequence[str]) -> dict[str, str]:
+    """One colour a series, the same in every plot of a report; a ramp where there are more than the palette holds."""
+    names = list(dict.fromkeys(series))
+    if len(names) <= len(PALETTE):
+        return dict(zip(names, PALETTE, strict=False))
+    ramp = mpl.colormaps["viridis"]
+    # the ends of the ramp vanish on black or on white
+    return {n: mpl.colors.to_hex(ramp(0.2 + 0.6 * i / (len(names) - 1))) for i, n in enumerate(names)}
+
+
+def from_zero(ax: Axes) -> None:
+    """The y axis from 0 to a little above what is drawn: a cut axis makes small differences look large."""
+    ax.set_ylim(0, max(ax.dataLim.y1 * 1.08, 1e-9))
+
+
+def legend_above(ax: Axes, handles: Sequence[Artist] | None = None) -> None:
+    """A legend over the axes, where it covers no data, in as many columns as its texts leave room for."""
+    shown = list(ax.get_legend_handles_labels()[0] if handles is None else handles)
+    if not shown:
+        return
+    longest = max(len(str(h.get_label())) for h in shown)
+    columns = max(1, min(4, _LEGEND_CHARACTERS // (longest + 7)))  # 7: the width of line and gaps
+    ax.legend(handles=shown, loc="lower left", bbox_to_anchor=(0, 1.0), ncols=columns, borderaxespad=0.2)
+
+
+def save(figure: Figure, directory: Path, name: str, caption: str) -> Plot:
+    """Write ``name``.png and ``name``.svg into ``directory`` and return the picture for a page."""
+    name = re.sub(r"[^\w.=-]+", "-", name).strip("-")
+    directory.mkdir(parents=True, exist_ok=True)
+    png, svg = BytesIO(), StringIO()
+    with look():
+        figure.savefig(png, format="png", dpi=_DPI, facecolor="white")
+        figure.savefig(svg, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
+    text = _in_ink(svg.getvalue())
+    _replace(directory / f"{name}.png", png.getvalue())
+    _replace(directory / f"{name}.svg", text.encode())
+    return Plot(name, caption, _inline(text, name, caption))
+
+
+def _replace(path: Path, data: bytes) -> None:
+    aside = path.with_name(f".{path.name}.{os.getpid()}")
+    aside.write_bytes(data)
+    os.replace(aside, path)
+
+
+def _in_ink(svg: str) -> str:
+    svg = re.sub(re.escape(INK), "currentColor", svg, flags=re.IGNORECASE)
+    # matplotlib lists every fallback font in every text; the reader's own interface font is near enough in width
+    return re.sub(r"'DejaVu Sans'[^;\"]*", "system-ui, sans-serif", svg)
+
+
+def _inline(svg: str, name: str, caption: str) -> str:
+    """The svg element alone: no prolog, scaled by the page, ids unique among the pictures of a page."""
+    svg = svg[svg.index("<svg") :]
+    svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
+    head, body = svg.split(">", 1)
+    view = re.search(r'viewBox="[^"]+"', head)
+    prefix = f"{name}-"
+    body = re.sub(r'\bid="([^"]+)"', rf'id="{prefix}\1"', body)
+    body = re.sub(r"url\(#([^)]+)\)", rf"url(#{prefix}\1)", body)
+    body = re.sub(r'xlink:href="#([^"]+)"', rf'href="#{prefix}\1"', body)
+    label = caption.replace("&", "&amp;").replace('"', "&quot;").replace("<", "&lt;")
+    return f'<svg {view[0] if view else ""} role="img" aria-label="{label}" xmlns="http://www.w3.org/2000/svg">{body}'

@@ -1,0 +1,140 @@
+"""Reads a run folder or a sweep's root: uses what is there and says what is not."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pandas as pd
+
+from harness import manifest
+from harness.manifest import JobState
+from harness.store import conform, empty_table
+from harness.tables import TABLES
+
+# The tables a report shows, with the columns it needs of the large ones (None: all).
+_NEEDED: dict[str, tuple[str, ...] | None] = {
+    "runs": None,
+    "requests": None,
+    "itl": ("run_id", "itl_ms"),
+    "steps": None,
+    "config": None,
+    "environment": None,
+    "telemetry": None,
+    "memory_ledger": None,
+}
+
+
+class ResultsError(ValueError):
+    """A directory that no report can be made of; one line that says why."""
+
+
+@dataclass(frozen=True)
+class Results:
+    """The tables of a directory.
+
+    Attributes:
+        tables: by name; a table that could not be read is empty, a column that an older version did not have is null.
+        notes: one line for everything that was not there or not readable.
+        jobs: last state of each job of the manifest; empty without one.
+    """
+
+    directory: Path
+    tables: dict[str, pd.DataFrame]
+    notes: tuple[str, ...]
+    jobs: tuple[JobState, ...]
+
+    @property
+    def runs(self) -> pd.DataFrame:
+        return self.tables["runs"]
+
+    def of_run(self, table: str, run_id: str) -> pd.DataFrame:
+        """Rows of one run."""
+        frame = self.tables[table]
+        return frame[frame["run_id"] == run_id]
+
+
+def read_results(directory: Path) -> Results:
+    """Read the tables of ``directory``, or of the run folders below it if its own were never joined.
+
+    Raises:
+        ResultsError: no such directory, or no readable ``runs`` table with a row.
+    """
+    if not directory.is_dir():
+        raise ResultsError(f"{directory} is not a directory; give a run folder or the root folder of a sweep")
+    notes: list[str] = []
+    folders = _folders(directory, notes)
+    tables = {name: _joined(name, folders, notes) for name in _NEEDED}
+    if tables["runs"].empty:
+        raise ResultsError(f"{directory}: {'; '.join(notes) or 'its runs table has no rows'}")
+    jobs = _jobs(directory, notes)
+    return Results(directory, tables, tuple(notes), jobs)
+
+
+def _folders(directory: Path, notes: list[str]) -> list[Path]:
+    if (directory / "runs.parquet").is_file():
+        return [directory]
+    below = sorted(path.parent for path in directory.glob("*/runs.parquet"))
+    below += sorted(path.parent for path in directory.glob("*/*/runs.parquet"))
+    if not below:
+        raise ResultsError(f"{directory} holds no results: no runs.parquet in it or in the folders below it")
+    notes.append(f"the sweep was not joined (was it interrupted?): read from its {len(below)} run folders")
+    return below
+
+
+def _joined(name: str, folders: Sequence[Path], notes: list[str]) -> pd.DataFrame:
+    frames = [_table(name, folder, notes) for folder in folders]
+    filled = [frame for frame in frames if not frame.empty]
+    if not filled:
+        return frames[0] if frames else empty_table(name)
+    return filled[0] if len(filled) == 1 else pd.concat(filled, ignore_index=True)
+
+
+def _table(name: str, folder: Path, notes: list[str]) -> pd.DataFrame:
+    path = folder / f"{name}.parquet"
+    if not path.is_file():
+        notes.append(f"{path.name} is missing: the sections made of it are left out")
+        return empty_table(name)
+    wanted = _NEEDED[name]
+    try:
+        frame = pd.read_parquet(path, columns=None if wanted is None else list(wanted))
+        known = [c.name for c in TABLES[name]]
+        missing = [c for c in (wanted or known) if c not in frame.columns]
+        if "run_id" in missing:
+            raise ValueError("it has no run_id")
+        if missing:
+            notes.append(f"{path.name} comes from another version: without {', '.join(missing)}, taken as unknown")
+        return conform(name, frame[[c for c in frame.columns if c in known]])
+    except (OSError, ValueError, KeyError, TypeError) as error:  # pyarrow's errors are ValueErrors and OSErrors
+        notes.append(f"{path.name} cannot be read ({_first_line(error)}): the sections made of it are left out")
+        return empty_table(name)
+
+
+def _jobs(directory: Path, notes: list[str]) -> tuple[JobState, ...]:
+    try:
+        return tuple(manifest.latest(directory))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        notes.append(f"{manifest.FILE} cannot be read ({_first_line(error)}): jobs without a row are not listed")
+        return ()
+
+
+def _first_line(error: BaseException) -> str:
+    text = str(error).strip().splitlines()
+    return (text[0] if text else type(error).__name__)[:160]
+
+
+def facts(results: Results, key: str) -> list[object]:
+    """The different values of an environment key over all runs, in order of appearance, decoded from JSON."""
+    environment = results.tables["environment"]
+    texts = environment.loc[environment["key"] == key, "value"].dropna()
+    return [decoded(text) for text in dict.fromkeys(texts)]
+
+
+def decoded(text: str) -> object:
+    """A JSON text as its value; a text that is no JSON as it is."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text

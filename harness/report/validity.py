@@ -1,0 +1,82 @@
+"""What a reader must know before believing the numbers, one sentence each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from harness.report.arms import Arm, by_facet
+from harness.report.quantity import number
+from harness.report.read import Results
+from harness.tables import MIN_P99_SAMPLES
+
+
+def validity_notes(results: Results, arms: Sequence[Arm]) -> list[str]:
+    """Failed runs, token mismatches, unequal workloads, a late sender, few samples, no repeats; [] if all is well."""
+    return [
+        *_bad_runs(results),
+        *_other_tokens(arms),
+        *_unequal_workloads(arms),
+        *_late_sender(arms),
+        *_few_samples(arms),
+        *_no_repeats(arms),
+    ]
+
+
+def _names(arms: Sequence[Arm]) -> str:
+    return ", ".join(a.label for a in arms)
+
+
+def _bad_runs(results: Results) -> list[str]:
+    bad = int((results.runs["status"] != "ok").sum())
+    return [f"{bad} of {len(results.runs)} runs did not end well: they enter no number."] if bad else []
+
+
+def _other_tokens(arms: Sequence[Arm]) -> list[str]:
+    wrong = [a for a in arms if a.tokens_match is False]
+    return (
+        [f"Other token ids than the reference: {_names(wrong)}. Its speed is that of another output."] if wrong else []
+    )
+
+
+def _unequal_workloads(arms: Sequence[Arm]) -> list[str]:
+    lines = []
+    for facet, members in by_facet(arms).items():
+        # The seed may change from repeat to repeat; inside one repeat all arms must get the same requests.
+        by_repeat: dict[object, set[str]] = {}
+        for arm in members:
+            for repeat, text in zip(arm.runs["repeat"], arm.runs["workload_hash"], strict=True):
+                if isinstance(text, str):
+                    by_repeat.setdefault(repeat, set()).add(text)
+        if any(len(hashes) > 1 for hashes in by_repeat.values()):
+            where = f" in {facet}" if facet else ""
+            lines.append(
+                f"The arms{where} were not given the same requests (workload_hash differs): do not compare them."
+            )
+    return lines
+
+
+def _late_sender(arms: Sequence[Arm]) -> list[str]:
+    late = []
+    for arm in arms:
+        lag, ttft = arm.spread("sched_lag_p99_ms"), arm.spread("ttft_p50_ms")
+        if lag is not None and lag.high > max(1.0, 0.02 * ttft.median if ttft else 0.0):
+            late.append(f"{arm.label} ({number(lag.high)} ms)")
+    if not late:
+        return []
+    return [f"The sender was late, p99 above max(1 ms, 2 % of the median TTFT): {', '.join(late)}."]
+
+
+def _few_samples(arms: Sequence[Arm]) -> list[str]:
+    metrics = {"TTFT": "ttft_p99_ms", "ITL": "itl_p99_ms"}
+    few = [
+        name for name, metric in metrics.items() if any(a.spread(metric) and a.has_few_samples(metric) for a in arms)
+    ]
+    if not few:
+        return []
+    return [f"p99 of {' and '.join(few)} rests on fewer than {MIN_P99_SAMPLES} samples in some arms: shown greyed."]
+
+
+def _no_repeats(arms: Sequence[Arm]) -> list[str]:
+    if len(arms) < 2 or any(len(a.measured) > 1 for a in arms):
+        return []
+    return ["One run an arm: how much a number would change from run to run is unknown."]

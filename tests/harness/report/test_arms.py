@@ -1,0 +1,145 @@
+"""Grouping, baselines and ratios."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from harness.report.arms import Spread, baseline_of, by_facet, group_arms, ratio
+from harness.report.config_diff import DECLARED, DERIVED, ENGINE_ONLY, OTHER, config_differences
+from harness.report.headline import headlines
+from harness.report.quantity import UNKNOWN, memory, number, times
+from harness.report.read import read_results
+from harness.report.validity import validity_notes
+
+
+def test_engines_are_compared_inside_a_workload_and_repeats_are_not_pooled(engines_dir: Path) -> None:
+    arms = group_arms(read_results(engines_dir))
+    facets = by_facet(arms)
+    assert list(facets) == ["uniform_burst", "mixed_staged"]
+    assert [a.series for a in facets["uniform_burst"]] == ["static", "ours", "transformers"]
+    ours = facets["uniform_burst"][1]
+    assert ours.label == "uniform_burst · ours"
+    values = sorted(float(v) for v in ours.runs["gen_tok_s"])
+    assert ours.spread("gen_tok_s") == Spread(values[1], values[0], values[2], 3)
+    assert baseline_of(facets["uniform_burst"]).engine == "static"  # type: ignore[union-attr]
+
+
+def test_failed_runs_enter_no_number(engines_dir: Path) -> None:
+    failed = by_facet(group_arms(read_results(engines_dir)))["mixed_staged"][2]
+    assert (failed.engine, len(failed.runs), len(failed.measured)) == ("transformers", 3, 0)
+    assert failed.spread("gen_tok_s") is None
+    assert failed.tokens_match is None
+
+
+def test_ratio_is_of_equal_repeats(engines_dir: Path) -> None:
+    static, ours, _ = by_facet(group_arms(read_results(engines_dir)))["uniform_burst"]
+    own, base = (dict(zip(a.runs["repeat"], a.runs["gen_tok_s"], strict=True)) for a in (ours, static))
+    expected = sorted(own[r] / base[r] for r in range(3))
+    found = ratio(ours, static, "gen_tok_s")
+    assert found is not None
+    assert (found.low, found.median, found.high, found.n) == (*expected, 3)
+
+
+def test_numeric_values_are_in_order_and_the_rest_follows(numeric_dir: Path) -> None:
+    arms = group_arms(read_results(numeric_dir))
+    assert [a.value for a in arms] == ["64", "256", "1024", "auto"]
+    assert arms[0].series == "max_batch_tokens = 64"
+    assert arms[0].is_baseline  # no static engine: the first arm
+
+
+def test_devices_are_never_pooled_but_gpus_of_one_host_are(
+    tmp_path: Path, record_maker: Callable, writer: Callable
+) -> None:
+    devices = ["cpu", "cuda:0", "cuda:1"]
+    records = [record_maker(d, device=d, repeat=i, workload="w") for i, d in enumerate(devices)]
+    arms = group_arms(read_results(writer(tmp_path, records)))
+    assert [(a.facet, len(a.runs)) for a in arms] == [("cpu", 1), ("cuda", 2)]
+
+
+def test_config_differences_have_roles(numeric_dir: Path, engines_dir: Path) -> None:
+    results = read_results(numeric_dir)
+    found = {d.field: d for d in config_differences(results, group_arms(results))}
+    assert found["max_batch_tokens"].kind == DECLARED
+    assert found["num_blocks"].kind == DERIVED
+    assert found["max_batch_tokens"].values["max_batch_tokens = 64"] == "64"
+    assert set(found) == {"max_batch_tokens", "num_blocks"}
+    results = read_results(engines_dir)
+    engines = {d.field: d.kind for d in config_differences(results, group_arms(results))}
+    assert engines == dict.fromkeys(("wave", "max_batch_tokens", "num_blocks"), ENGINE_ONLY)
+
+
+def test_undeclared_difference_is_named(tmp_path: Path, record_maker: Callable, writer: Callable) -> None:
+    records = [
+        record_maker(f"r{v}", config={"x": v, "dtype": d}, arm=v, variable="engine.x", workload="w")
+        for v, d in ((1, "float32"), (2, "bfloat16"))
+    ]
+    results = read_results(writer(tmp_path, records))
+    found = [(d.field, d.kind) for d in config_differences(results, group_arms(results))]
+    assert found == [("x", DECLARED), ("dtype", OTHER)]
+
+
+def test_headlines_hold_the_numbers_of_the_table(engines_dir: Path, numeric_dir: Path, single_dir: Path) -> None:
+    arms = group_arms(read_results(engines_dir))
+    static, ours, _ = by_facet(arms)["uniform_burst"]
+    rates = [number(a.spread("gen_tok_s").median) for a in (ours, static)]  # type: ignore[union-attr]
+    against = ratio(ours, static, "gen_tok_s")
+    assert against is not None
+    first = headlines(arms)[0]
+    assert first.startswith(
+        f"uniform_burst: ours generated {rates[0]} tokens/s, static {rates[1]}: {times(against.median)}"
+    )
+    assert "3 paired repeats" in first
+    assert "equal the reference's" in headlines(arms)[-1]
+    assert "Highest throughput at max_batch_tokens = 1024" in headlines(group_arms(read_results(numeric_dir)))[0]
+    assert headlines(group_arms(read_results(single_dir)))[0].startswith("ours generated")
+
+
+def test_nothing_measured_is_said(tmp_path: Path, record_maker: Callable, writer: Callable) -> None:
+    record = record_maker("r", failed_requests=24)
+    record.status, record.error = "failed", "no request was answered"
+    assert headlines(group_arms(read_results(writer(tmp_path, [record])))) == [
+        "no run ended well, so there is nothing to report."
+    ]
+
+
+def test_validity_notes(tmp_path: Path, record_maker: Callable, writer: Callable) -> None:
+    late = record_maker("late", "ours", workload="w", arm="a", repeat=0, tokens_match=False)
+    for request in late.requests:
+        request.t_submit_ns += 30_000_000
+        request.chunks = [c for c in request.chunks if c.time_ns > request.t_submit_ns]
+    other = record_maker("other", "ours", workload="w", arm="b", repeat=0)
+    other.identity["workload_hash"] = "ff"
+    results = read_results(writer(tmp_path, [late, other]))
+    text = "\n".join(validity_notes(results, group_arms(results)))
+    assert "not given the same requests" in text
+    assert "sender was late" in text
+    assert "Other token ids than the reference: a" in text
+    assert "fewer than 662 samples" in text
+    assert "One run an arm" in text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (None, UNKNOWN),
+        (float("nan"), UNKNOWN),
+        (0.0, "0"),
+        (0.01234, "0.0123"),
+        (1.005, "1.00"),
+        (9.999, "10.00"),
+        (12.0, "12"),
+        (83.21, "83.2"),
+        (123.4, "123"),
+        (12345.6, "12,346"),
+    ],
+)
+def test_numbers(value: float | None, text: str) -> None:
+    assert number(value) == text
+
+
+def test_memory() -> None:
+    assert memory(512 * 2**20) == "512 MiB"
+    assert memory(3 * 2**29) == "1.50 GiB"

@@ -1,0 +1,56 @@
+"""The summary table in a terminal and through a pipe."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from harness.report import print_summary
+from harness.report.app import main
+
+
+def test_pipe_is_plain_markdown_on_one_line_a_row(engines_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    print_summary(engines_dir)
+    text = capsys.readouterr().out
+    assert "\x1b[" not in text
+    rows = [line for line in text.splitlines() if line.startswith("|")]
+    assert len(rows) == 2 * (3 + 2)  # two workloads: three engines, header and rule
+    ours = next(row for row in rows if row.startswith("|ours"))
+    assert "×" in ours
+    assert " yes|" in ours
+    failed = [row for row in rows if row.startswith("|transformers")][1]
+    assert "3 of 3 runs" in failed
+    assert "3 of 18 runs did not end well" in text
+
+
+def test_terminal_is_styled_and_keeps_to_its_width(engines_dir: Path) -> None:
+    out = io.StringIO()
+    print_summary(engines_dir, Console(file=out, force_terminal=True, width=110, color_system="standard"))
+    assert "\x1b[" in out.getvalue()
+
+
+def test_single_run_counts_its_failed_requests(single_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    print_summary(single_dir)
+    text = capsys.readouterr().out
+    assert "2 of 24" in text
+    assert "ratio" not in text  # nothing to compare with
+
+
+def test_cb_report_prints_and_writes(single_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(single_dir)]) == 0
+    assert capsys.readouterr().out.strip().endswith("report.html")
+    assert main([str(single_dir), "--no-html"]) == 0
+    assert "report.html" not in capsys.readouterr().out
+
+
+def test_cb_report_says_in_one_line_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for directory, reason in ((tmp_path / "no", "is not a directory"), (tmp_path, "holds no results")):
+        assert main([str(directory)]) == 2
+        lines = capsys.readouterr().err.splitlines()
+        assert len(lines) == 1
+        assert lines[0].startswith("cb-report: ")
+        assert reason in lines[0]
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,166 @@
+"""The page: complete, standing alone, and honest about what it could not read."""
+
+from __future__ import annotations
+
+import re
+import xml.etree.ElementTree as ET
+from collections.abc import Callable
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from harness.report import ResultsError, write_report
+from harness.report.read import read_results
+
+_VOID = {"meta", "br", "img", "link", "hr", "input"}
+
+
+class _Balance(HTMLParser):
+    """Fails on a tag that is closed without being open; collects ids and links."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.ids: list[str] = []
+        self.addresses: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if tag not in _VOID:
+            self.open.append(tag)
+        self._collect(attrs)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self._collect(attrs)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def _collect(self, attrs: list[tuple[str, str | None]]) -> None:
+        self.ids += [value or "" for name, value in attrs if name == "id"]
+        self.addresses += [value or "" for name, value in attrs if name in ("src", "href", "xlink:href")]
+
+
+def sections(text: str) -> list[str]:
+    return re.findall(r"<h2>(.*?)</h2>", text)
+
+
+@pytest.fixture(scope="module")
+def _pages() -> dict[Path, str]:
+    return {}
+
+
+@pytest.fixture
+def page_of(_pages: dict[Path, str]) -> Callable[[Path], str]:
+    def text(directory: Path) -> str:
+        if directory not in _pages:
+            _pages[directory] = write_report(directory).read_text(encoding="utf-8")
+        return _pages[directory]
+
+    return text
+
+
+def test_page_is_well_formed_and_needs_nothing_from_outside(engines_dir: Path, page_of: Callable) -> None:
+    text = page_of(engines_dir)
+    parser = _Balance()
+    parser.feed(text)
+    assert parser.open == []
+    assert len(parser.ids) == len(set(parser.ids))
+    assert all(address.startswith("#") and address[1:] in parser.ids for address in parser.addresses)
+    assert "<script" not in text
+    assert set(re.findall(r"https?://[^\"' <]+", text)) <= {"http://www.w3.org/2000/svg"}
+    assert str(engines_dir) not in text
+
+
+def test_page_of_engines_has_every_part(engines_dir: Path, page_of: Callable) -> None:
+    text = page_of(engines_dir)
+    parts = ["Results", "Throughput", "Latency distributions", "Padding", "Over time", "Failures", "Settings"]
+    assert sections(text) == [*parts, "Provenance", "Run it again"]
+    assert "What does continuous batching gain over padded static batching?" in text
+    assert "cb-bench -m &#x27;x=a b&#x27;" in text
+    assert "engine stopped: no blocks left" in text
+    assert "engine=ours" in text  # the interrupted job that has no row
+    assert 'class="few"' in text  # p99 of 24 requests
+    assert "generated_tokens / wall_s" in text  # definitions come from harness.tables
+    assert "test CPU" in text
+
+
+def test_pictures_follow_the_page_colour_and_are_saved(engines_dir: Path, page_of: Callable) -> None:
+    text = page_of(engines_dir)
+    assert "prefers-color-scheme: dark" in text
+    assert "currentColor" in text
+    assert "#1b1d21" not in text.split("</style>", 1)[1].lower()
+    names = {p.stem for p in (engines_dir / "plots").glob("*.svg")}
+    assert names == {p.stem for p in (engines_dir / "plots").glob("*.png")}
+    assert {"throughput-uniform_burst", "ttft-cdf-mixed_staged", "itl-cdf-mixed_staged", "padding"} <= names
+    for path in (engines_dir / "plots").glob("*.svg"):
+        assert ET.parse(path).getroot().tag == "{http://www.w3.org/2000/svg}svg"
+
+
+def test_numeric_sweep_is_drawn_against_its_variable(numeric_dir: Path, page_of: Callable) -> None:
+    text = page_of(numeric_dir)
+    assert sections(text)[1] == "Against the variable"
+    assert "gen_tok_s against engine.max_batch_tokens" in text
+    assert "Not on the axis: max_batch_tokens = auto" in text
+    assert (numeric_dir / "plots" / "gen_tok_s-vs-variable.png").stat().st_size > 5_000
+    assert "Padding" not in sections(text)
+
+
+def test_run_without_step_log_shows_its_requests(tmp_path: Path, record_maker: Callable, writer: Callable) -> None:
+    text = write_report(writer(tmp_path, [record_maker("r", failed_requests=3, steps=False)])).read_text()
+    assert "Requests of one run in order of submission" in text
+    assert "out of blocks &lt;b&gt;" in text
+
+
+def test_same_tables_give_the_same_page(tmp_path: Path, record_maker: Callable, writer: Callable) -> None:
+    directory = writer(tmp_path, [record_maker("r")])
+    first = write_report(directory).read_bytes()
+    assert write_report(directory).read_bytes() == first
+    assert not list(directory.glob(".*"))
+
+
+def test_sweep_of_failures_only_still_has_a_page(tmp_path: Path, record_maker: Callable, writer: Callable) -> None:
+    record = record_maker("r", failed_requests=24)
+    record.status, record.error = "failed", "no request was answered"
+    text = write_report(writer(tmp_path, [record])).read_text()
+    assert "nothing to report" in text
+    assert "no throughput to draw" in text
+    assert "no request was answered" in text
+
+
+def test_missing_broken_and_old_tables_are_said_and_the_rest_is_shown(
+    tmp_path: Path, record_maker: Callable, writer: Callable
+) -> None:
+    directory = writer(tmp_path, [record_maker("r")])
+    (directory / "steps.parquet").unlink()
+    (directory / "itl.parquet").write_bytes(b"PAR1 cut short")
+    runs = pd.read_parquet(directory / "runs.parquet")
+    runs.drop(columns=["sent_request_s"]).assign(old_name=1).to_parquet(directory / "runs.parquet")
+    (directory / "manifest.jsonl").write_text('{"job": "."}\n')
+    text = write_report(directory).read_text()
+    assert "steps.parquet is missing" in text
+    assert "itl.parquet cannot be read" in text
+    assert "runs.parquet comes from another version: without sent_request_s" in text
+    assert "manifest.jsonl cannot be read" in text
+    assert "Latency distributions" in sections(text)  # TTFT is still there
+    assert "Requests of one run" in text  # instead of the step log
+
+
+def test_unreadable_runs_are_an_error_in_one_line(tmp_path: Path, record_maker: Callable, writer: Callable) -> None:
+    directory = writer(tmp_path, [record_maker("r")])
+    (directory / "runs.parquet").write_bytes(b"nothing")
+    with pytest.raises(ResultsError, match=r"runs\.parquet cannot be read") as error:
+        write_report(directory)
+    assert "\n" not in str(error.value)
+    assert not (directory / "report.html").exists()
+
+
+def test_sweep_that_was_not_joined_is_read_from_its_runs(
+    tmp_path: Path, record_maker: Callable, writer: Callable
+) -> None:
+    for i in range(2):
+        writer(tmp_path / f"job{i}" / "r0", [record_maker(f"r{i}", repeat=i)])
+    results = read_results(tmp_path)
+    assert len(results.runs) == 2
+    assert "2 run folders" in results.notes[0]
