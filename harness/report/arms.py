@@ -165,6 +165,8 @@ def _series_label(key: Mapping[str, str | None], names: Sequence[str], variable:
             parts.append(key["engine"] or "?")
         elif key["arm"] is not None and key["arm"] not in (key["engine"], key["workload"]):
             short = variable.rpartition(".")[2] if variable else None
+            if short == "engine":  # the arm names the engine and its settings: ours, ours_small
+                return key["arm"]
             parts.append(f"{short} = {key['arm']}" if short else key["arm"])
     return " ".join(parts) or key["engine"] or "?"
 

@@ -50,6 +50,20 @@ def test_numeric_values_are_in_order_and_the_rest_follows(numeric_dir: Path) -> 
     assert arms[0].is_baseline  # no static engine: the first arm
 
 
+def test_variants_of_one_engine_are_named_by_their_arm(
+    tmp_path: Path, record_maker: Callable, writer: Callable
+) -> None:
+    records = [
+        record_maker(arm, engine, arm=arm, variable="engine", workload="w")
+        for engine, arm in (("static", "static"), ("static", "static_waves"), ("ours", "ours_small"))
+    ]
+    assert [a.series for a in group_arms(read_results(writer(tmp_path, records)))] == [
+        "static",
+        "static_waves",
+        "ours_small",
+    ]
+
+
 def test_devices_are_never_pooled_but_gpus_of_one_host_are(
     tmp_path: Path, record_maker: Callable, writer: Callable
 ) -> None:
