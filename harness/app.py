@@ -82,7 +82,7 @@ def make_plan(arguments: Sequence[str]) -> Plan:
         HydraException, OmegaConfBaseException, ValueError: something in it is wrong.
     """
     overrides, flags = split_arguments(arguments)
-    with _initialised(flags):
+    with _initialised():
         loader = GlobalHydra.instance().config_loader()
         parsed = OverridesParser.create(config_loader=loader).parse_overrides(list(overrides))
         swept = [o for o in parsed if o.is_sweep_override()]
@@ -90,7 +90,7 @@ def make_plan(arguments: Sequence[str]) -> Plan:
             f"{o.get_key_element()}={next(iter(o.sweep_string_iterator()))}" if o.is_sweep_override() else text
             for o, text in zip(parsed, overrides, strict=True)
         ]
-        config = loader.load_configuration(CONFIG_NAME, first, run_mode=RunMode.RUN)
+        config = loader.load_configuration(CONFIG_NAME, [*first, *_own_configs(flags)], run_mode=RunMode.RUN)
     values = plain(config)
     if unknown := unknown_keys(config):
         raise ValueError(unknown_key(unknown[0], [k for k in _keys(values) if k not in unknown]))
@@ -208,21 +208,30 @@ def _hydra_raises() -> Iterator[None]:
 
 
 @contextmanager
-def _initialised(flags: Sequence[str]) -> Iterator[None]:
-    """Hydra's global state for composing, with the user's ``--config-dir`` on the search path."""
-    extra = next((flags[i + 1] for i, f in enumerate(flags[:-1]) if f in ("--config-dir", "-cd")), None)
-    extra = extra or next((f.split("=", 1)[1] for f in flags if f.startswith(("--config-dir=", "-cd="))), None)
+def _initialised() -> Iterator[None]:
+    """Hydra's global state for composing."""
     with hydra.initialize_config_module("sweeps", version_base="1.3", job_name="cb-bench"):
-        if extra is not None:
-            loader = GlobalHydra.instance().config_loader()
-            loader.get_search_path().prepend(provider="command-line", path=f"file://{Path(extra).absolute()}")
         yield
+
+
+def _own_configs(flags: Sequence[str]) -> list[str]:
+    """The user's ``--config-dir`` as an override, because composing knows no flags."""
+    for flag, following in zip(flags, [*flags[1:], ""], strict=False):
+        name, _, value = flag.partition("=")
+        if name in ("--config-name", "-cn", "--config-path", "-cp"):
+            raise ValueError(f"{name} is not for cb-bench: put your files in a folder and name it with --config-dir")
+        if name in ("--config-dir", "-cd"):
+            folder = Path(value or following)
+            if not folder.is_dir():
+                raise ValueError(f"--config-dir {folder} is no folder")
+            return [f"hydra.searchpath=['file://{folder.absolute()}']"]
+    return []
 
 
 def _explain(error: BaseException) -> str:
     if isinstance(error, ValueError) and not isinstance(error, OmegaConfBaseException):
         return one_line(error)
-    with _initialised([]):
+    with _initialised():
         loader = GlobalHydra.instance().config_loader()
         keys = _keys(plain(loader.load_configuration(CONFIG_NAME, [], run_mode=RunMode.RUN)))
         return explain_config_error(error, _options(loader), keys)

@@ -74,7 +74,7 @@ def measure(spec: Mapping[str, Any], report: Report, clock: Clock) -> RunRecord:
     """Do everything a job specification says and return what was observed.
 
     Args:
-        spec: ``identity``, ``engine``, ``model``, ``arrival``, ``workload``, ``generation``, ``measure`` and ``command_line``.
+        spec: ``identity``, the config groups (``engine``, ``model`` …) as plain values, and ``command_line``.
 
     Raises:
         ValueError: a setting that cannot work, in one line.
@@ -238,7 +238,7 @@ def _warmup(workload: Workload, settings: Mapping[str, Any], loaded: Any) -> tup
 
 def special_ids(loaded: Any) -> frozenset[int]:
     """Token ids with a meaning of their own (BOS, EOS, padding, chat marks), which random prompts leave out."""
-    found: set[int] = set()
+    found: set[int | None] = set()
     for holder in (loaded.model.config.get_text_config(), loaded.model.generation_config):
         for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
             value = getattr(holder, name, None)

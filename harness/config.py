@@ -81,8 +81,8 @@ class StaticEngineConfig(EngineConfig):
 
 @dataclass
 class ModelConfig:
-    """Fields of :class:`harness.models.ModelSpec`; restated because importing that module loads torch, which the
-    process that only composes and watches does not need. A test holds the two together."""
+    """Fields of :class:`harness.models.ModelSpec`, restated because OmegaConf makes frozen classes read-only, which
+    would refuse every override. A test holds the two together."""
 
     name: str = MISSING
     load_format: str = "auto"
@@ -166,7 +166,7 @@ def _unknown_keys(config: DictConfig, prefix: str) -> list[str]:
     known = {f.name for f in fields(schema)} if is_dataclass(schema) else None
     found = []
     for key in config:
-        name = f"{prefix}{key}"
+        name = f"{prefix}{key!s}"
         if name == "hydra":
             continue
         if known is not None and key not in known:

@@ -52,8 +52,10 @@ class Job:
     @property
     def title(self) -> str:
         """For people: number and what distinguishes the job."""
-        shown = " ".join(o for o in self.overrides if not o.startswith(("experiment", "results_dir"))) or "run"
-        return shown if self.number is None else f"#{self.number} {shown}"
+        what = f"{self.config['engine']['name']}, {self.config['model']['name']}, {self.config['workload']['name']}"
+        if self.number is None:
+            return what
+        return f"#{self.number} {self.config['experiment']['variable'] or 'run'}={self.arm} ({what})"
 
     def identity(self, repeat: int) -> dict[str, Any]:
         """What the run is called in the tables."""
@@ -63,6 +65,7 @@ class Job:
         return {
             "run_id": f"{self.stamp}-{number}{digest}-r{repeat}",
             "experiment": experiment["name"],
+            "question": experiment["question"],
             "variable": experiment["variable"],
             "arm": self.arm,
             "repeat": repeat,

@@ -1,4 +1,4 @@
-"""What a sweep is before it runs (its variable and arms) and what remains of it afterwards (combined tables, report)."""
+"""What a sweep is before it runs (its variable and arms) and what remains of it afterwards (combined tables)."""
 
 from __future__ import annotations
 

@@ -1,0 +1,118 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from harness import manifest
+from harness.store import read_result
+
+
+def only(paths):
+    (path,) = paths
+    return path
+
+
+def test_one_run_writes_every_table_and_names_its_paths_last(bench, tmp_path):
+    done = bench("engine=static", "engine.wave=4")
+    assert done.returncode == 0, done.stderr
+    folder = only((tmp_path / "results" / "runs").iterdir())
+    tables = read_result(folder)
+    run = tables["runs"].iloc[0]
+    assert (run.engine, run.model, run.workload, run.status, run.n_requests, run.n_ok) == (
+        "static", "tiny-llama", "quickstart", "ok", 6, 6,
+    )  # fmt: skip
+    asked = tables["requests"]["max_new_tokens"].sum()
+    assert run.generated_tokens == asked == tables["tokens"]["token_ids"].map(len).sum()
+    assert run.load_s > 0
+    assert run.warmup_s > 0
+    assert run.peak_rss_bytes > 0
+    assert len(tables["telemetry"]) >= 1
+    config = dict(zip(tables["config"]["field"], tables["config"]["value"], strict=True))
+    assert config["wave"] == "4"
+    environment = dict(zip(tables["environment"]["key"], tables["environment"]["value"], strict=True))
+    assert json.loads(environment["command_line"])[0] == "cb-bench"
+    assert json.loads(environment["workload.spec"])["workload"]["requests"] == 6
+    assert [s.state for s in manifest.latest(folder)] == ["ok"]
+    *_, results, report = done.stdout.strip().splitlines()
+    assert results == f"results: {folder.relative_to(tmp_path)}"
+    assert (tmp_path / report.removeprefix("report:").strip()).is_file()
+
+
+def test_sweep_compares_tokens_and_arms_get_the_same_requests(bench, tmp_path):
+    done = bench("-m", "engine=static,transformers_small,ours_small")
+    assert done.returncode == 0, done.stderr
+    root = only((tmp_path / "results" / "sweeps" / "engine").iterdir())
+    runs = read_result(root)["runs"]
+    assert list(runs["engine"]) == ["static", "transformers", "ours"]
+    assert list(runs["arm"]) == ["static", "transformers_small", "ours_small"]
+    assert set(runs["variable"]) == {"engine"}
+    assert runs["workload_hash"].nunique() == 1
+    assert runs["run_id"].nunique() == 3
+    assert runs["tokens_match"].isna().tolist() == [True, False, False]
+    assert runs["tokens_match"][1:].tolist() == [True, True]
+    assert "token ids: transformers equal to static in 1 of 1 runs" in done.stdout
+    assert "token ids: ours equal to static in 1 of 1 runs" in done.stdout
+
+
+def test_b19_a_failed_job_has_its_row_and_the_others_run(bench, tmp_path):
+    """A cache too small on each side of a good job: three rows, two failed, each with its traceback in its own log."""
+    done = bench("-m", "engine=ours", "engine.page_size=4", "engine.num_blocks=1,32,0")
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+    root = only((tmp_path / "results" / "sweeps" / "engine.num_blocks").iterdir())
+    runs = read_result(root)["runs"]
+    assert list(runs["status"]) == ["failed", "ok", "failed"]
+    assert list(runs["arm"]) == ["1", "32", "0"]
+    assert "num_blocks" in runs["error"][2]
+    assert runs["error"].isna().tolist() == [False, True, False]
+    assert runs["ttft_p50_ms"].isna().tolist() == [True, False, True]
+    states = manifest.latest(root)
+    assert [s.state for s in states] == ["failed", "ok", "failed"]
+    assert [next(o for o in s.overrides if "num_blocks" in o) for s in states] == [
+        f"engine.num_blocks={n}" for n in (1, 32, 0)
+    ]  # fmt: skip
+    for state, bad in zip(states, (True, False, True), strict=True):
+        assert ("Traceback" in (root / state.job / "run.log").read_text()) is bad
+    assert (root / "report.html").is_file()
+    assert done.stderr.count("cb-bench: failed: ") == 2
+
+
+def test_repeats_are_processes_of_their_own(bench, tmp_path):
+    done = bench("engine=static", "measure.repeats=2")
+    assert done.returncode == 0, done.stderr
+    folder = only((tmp_path / "results" / "runs").iterdir())
+    runs = read_result(folder)["runs"]
+    assert list(runs["repeat"]) == [0, 1]
+    assert runs["workload_hash"].nunique() == 1
+    assert sorted(p.name for p in folder.glob("repeat-*")) == ["repeat-0", "repeat-1"]
+
+
+def test_a_run_out_of_time_keeps_what_it_measured(bench, tmp_path):
+    """Requests due after the timeout stay unfinished; those before it keep their tokens."""
+    done = bench(
+        "engine=static", "engine.wave=1", "arrival=constant", "arrival.rate=0.5", "measure.timeout_s=5"
+    )  # fmt: skip
+    assert done.returncode == 1
+    tables = read_result(only((tmp_path / "results" / "runs").iterdir()))
+    run = tables["runs"].iloc[0]
+    assert run.status == "timeout"
+    assert "requests unfinished after measure.timeout_s=5" in run.error
+    outcomes = tables["requests"]["outcome"].value_counts()
+    assert outcomes["unfinished"] >= 3
+    assert outcomes["ok_length"] >= 1
+    assert run.n_ok == outcomes["ok_length"]
+
+
+def test_a_closed_loop_that_could_never_fill_a_wave_is_refused(bench, tmp_path):
+    done = bench("engine=static", "arrival=closed_loop", "arrival.concurrency=2")
+    assert done.returncode == 1
+    assert "can never fill in a closed loop of 2: set engine.wave to at most 2" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_wrong_name_is_one_line_and_leaves_nothing(bench, tmp_path):
+    done = bench("engine=statik", small=False)
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
+    assert "Did you mean 'static'?" in done.stderr
+    assert not list(Path(tmp_path).rglob("*.parquet"))

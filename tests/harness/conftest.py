@@ -1,0 +1,73 @@
+"""Backends with a known schedule, for the tests of the driver and the recorder."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+
+import pytest
+
+from harness.backends.base import TokenSink
+from harness.record import Outcome
+from workloads.workload import ScheduledRequest, Workload
+
+
+def workload(due_s: Sequence[float], concurrency: int | None = None, tokens: int = 2) -> Workload:
+    requests = tuple(ScheduledRequest(f"r{k}", t, (k + 1, k + 2, k + 3), tokens) for k, t in enumerate(due_s))
+    return Workload("fake", requests, concurrency)
+
+
+class InstantBackend:
+    """Answers each request at once, in ``submit``, with ``max_new_tokens`` tokens stamped by ``now``."""
+
+    name = "instant"
+
+    def __init__(self, now: Callable[[], int]) -> None:
+        self.now = now
+        self.input_closed = False
+        self.submitted: list[str] = []
+
+    def start(self, sink: TokenSink) -> None:
+        self.sink = sink
+
+    def submit(self, request: ScheduledRequest) -> None:
+        self.submitted.append(request.request_id)
+        self.answer(request)
+
+    def answer(self, request: ScheduledRequest) -> None:
+        self.sink.on_admit(request.request_id, self.now())
+        for token in range(request.max_new_tokens):
+            self.sink.on_tokens(request.request_id, [token], self.now())
+        self.sink.on_end(request.request_id, Outcome.OK_LENGTH, self.now())
+
+    def close_input(self) -> None:
+        self.input_closed = True
+
+
+class PacedBackend(InstantBackend):
+    """Answers only when the test calls :meth:`release`; counts how many requests are open at once."""
+
+    def __init__(self, now: Callable[[], int]) -> None:
+        super().__init__(now)
+        self.open: list[ScheduledRequest] = []
+        self.most_open = 0
+        self.changed = threading.Condition()
+
+    def submit(self, request: ScheduledRequest) -> None:
+        with self.changed:
+            self.submitted.append(request.request_id)
+            self.open.append(request)
+            self.most_open = max(self.most_open, len(self.open))
+            self.changed.notify_all()
+
+    def release(self) -> None:
+        with self.changed:
+            assert self.changed.wait_for(lambda: self.open, timeout=5)
+            request = self.open.pop(0)
+        self.answer(request)
+
+
+@pytest.fixture(scope="session")
+def fakes() -> SimpleNamespace:
+    return SimpleNamespace(workload=workload, InstantBackend=InstantBackend, PacedBackend=PacedBackend)

@@ -1,0 +1,113 @@
+"""The command line up to the point where something would run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from harness.app import main, make_plan, split_arguments
+
+EXPERIMENTS = sorted(p.stem for p in Path(__file__).parents[2].glob("sweeps/experiment/*.yaml"))
+
+
+@pytest.fixture(autouse=True)
+def in_empty_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    "command, expected",
+    [
+        ("engin=ours", "unknown config key 'engin'. Did you mean 'engine'?"),
+        ("engine=ourz", "unknown engine 'ourz'. Did you mean 'ours'? Available: ours, static"),
+        ("model=qwen3-4bb", "Did you mean 'qwen3-4b'?"),
+        ("experiment=max_batch_token", "unknown experiment 'max_batch_token'. Did you mean 'max_batch_tokens'?"),
+        ("engine.max_batch_toks=3", "Did you mean 'engine.max_batch_tokens'?"),
+        ("measure.repeat=3", "Did you mean 'measure.repeats'?"),
+        ("engine=static engine.page_size=16", "unknown config key 'engine.page_size'"),
+        ("engine.max_batch_tokens=abc", "bad value for engine.max_batch_tokens"),
+        ("arrival=poison", "unknown arrival 'poison'. Did you mean 'poisson'?"),
+        ("+foo=1", "unknown config key 'foo'"),
+        ("+engine.num_block=1", "Did you mean 'engine.num_blocks'?"),
+        ("engine=ours,static", "'engine=ours,static' gives several values, which makes it a sweep: add -m"),
+        ("measure.timeout_s=-1", "measure.timeout_s must be above 0, got -1.0"),
+        ("generation.temperature=0.5", "do_sample is false"),
+        ("workload.x", "cannot read the override 'workload.x'"),
+        ("-m engine=ours,statik", "unknown engine 'statik'. Did you mean 'static'?"),
+        ("-m engine.num_blocks=1,many", "bad value for engine.num_blocks"),
+    ],
+)
+def test_wrong_names_and_values_are_one_line_and_write_nothing(command, expected, capsys, in_empty_folder):
+    assert main(command.split()) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("cb-bench: ")
+    assert expected in err
+    assert err.count("\n") == 1
+    assert not list(in_empty_folder.rglob("*.parquet"))
+    assert not list(in_empty_folder.rglob("manifest.jsonl"))
+
+
+def test_full_error_shows_the_exception(monkeypatch):
+    monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
+    with pytest.raises(Exception, match="ourz"):
+        main(["engine=ourz"])
+
+
+def test_single_run_plan(in_empty_folder):
+    plan = make_plan(["engine=ours", "model=qwen3-4b", "workload=staged", "arrival=poisson", "arrival.rate=20"])
+    assert not plan.multirun
+    assert plan.directory.parent == in_empty_folder / "results" / "runs"
+    assert plan.arguments[-1] == f"hydra.run.dir='{plan.directory}'"
+
+
+def test_sweep_from_the_command_line_states_its_variable(in_empty_folder):
+    plan = make_plan(["-m", "engine=ours,static", "workload.requests=4"])
+    assert plan.multirun
+    assert plan.directory.parent == in_empty_folder / "results" / "sweeps" / "engine"
+    assert "experiment.variable='engine'" in plan.arguments
+    plan = make_plan(["--multirun", "engine.max_batch_tokens=64,128,256"])
+    assert "experiment.variable='engine.max_batch_tokens'" in plan.arguments
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+@pytest.mark.parametrize("flags", [[], ["-m"]])
+def test_an_experiment_is_a_sweep_by_itself(name, flags, in_empty_folder):
+    plan = make_plan([*flags, f"experiment={name}"])
+    assert plan.multirun
+    assert "-m" in plan.arguments
+    assert plan.directory.parent == in_empty_folder / "results" / "sweeps" / name
+
+
+def test_sampled_tokens_are_not_compared():
+    assert make_plan(["-m", "engine=ours,static"]).reference_engine == "static"
+    assert make_plan(["-m", "engine=ours,static", "generation.do_sample=true"]).reference_engine is None
+
+
+def test_flags_with_values_are_no_overrides():
+    overrides, flags = split_arguments(["-m", "--config-dir", "mine", "engine=ours", "--cfg=job"])
+    assert overrides == ["engine=ours"]
+    assert flags == ["-m", "--config-dir", "mine", "--cfg=job"]
+
+
+def test_own_experiments_from_a_folder(in_empty_folder):
+    folder = in_empty_folder / "mine" / "experiment"
+    folder.mkdir(parents=True)
+    (folder / "own.yaml").write_text(
+        "# @package _global_\nexperiment: {name: own, variable: engine.page_size}\n"
+        "hydra: {mode: MULTIRUN, sweeper: {params: {engine.page_size: '16,32'}}}\n"
+    )
+    plan = make_plan(["--config-dir", "mine", "experiment=own"])
+    assert plan.multirun
+    assert plan.directory.parent.name == "own"
+
+
+def test_show_config_and_help(capfd):
+    assert main(["workload=staged", "arrival.rate=20", "--cfg", "job", "-p", "arrival"]) == 0
+    assert "rate: 20.0" in capfd.readouterr().out
+    with pytest.raises(SystemExit) as stop:
+        main(["--help"])
+    assert stop.value.code == 0
+    assert "cb-bench -m experiment=max_batch_tokens" in capfd.readouterr().out

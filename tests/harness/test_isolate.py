@@ -1,0 +1,93 @@
+"""The watcher, with a stand-in for the child: a Python program given by the test."""
+
+from __future__ import annotations
+
+import os
+import signal
+import stat
+import sys
+import threading
+import time
+
+import pytest
+
+from harness import isolate
+from harness.errors import RunFailed
+from harness.isolate import Limits, run_isolated
+
+PRELUDE = """\
+import json, os, signal, sys, time
+def send(**message): os.write(int(sys.argv[4]), json.dumps(message).encode() + b"\\n")
+"""
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    def run(program, limits=None, on_message=lambda m: None):
+        script = tmp_path / "child.py"
+        script.write_text(PRELUDE + program)
+        starter = tmp_path / "python"
+        starter.write_text(f'#!/bin/sh\nexec {sys.executable} {script} "$@"\n')
+        starter.chmod(starter.stat().st_mode | stat.S_IXUSR)
+        monkeypatch.setattr(sys, "executable", str(starter))
+        run_isolated(tmp_path / "job.json", tmp_path / "run.log", limits or Limits(20, 20), on_message)
+
+    return run
+
+
+def test_messages_arrive_in_order_and_output_goes_to_the_log(run, tmp_path):
+    seen = []
+    run(
+        "print('hello'); send(phase='measuring'); send(sent=1, ended=0, total=2, tokens=0); send(phase='done')",
+        on_message=seen.append,
+    )
+    assert [m.get("phase") for m in seen] == ["measuring", None, "done"]
+    assert (tmp_path / "run.log").read_text() == "hello\n"
+
+
+def test_an_error_of_the_child_is_its_cause(run):
+    with pytest.raises(RunFailed, match="page_size 3") as failed:
+        run("send(error='page_size 3 is too small', traceback='T', status='failed'); sys.exit(1)")
+    assert (failed.value.detail, failed.value.status) == ("T", "failed")
+
+
+def test_a_kill_names_the_signal_and_the_phase(run):
+    with pytest.raises(RunFailed, match=r"SIGKILL while measuring \(out of memory"):
+        run("send(phase='measuring'); os.kill(os.getpid(), signal.SIGKILL)")
+
+
+def test_a_crash_keeps_the_end_of_the_log(run):
+    with pytest.raises(RunFailed, match="exited with code 7 while starting") as failed:
+        run("print('last words'); sys.exit(7)")
+    assert failed.value.detail == "last words"
+
+
+def test_an_end_without_a_result_is_a_failure(run):
+    with pytest.raises(RunFailed, match="stopped while measuring without saying why"):
+        run("send(phase='measuring')")
+
+
+def test_too_long_a_start_is_a_timeout_and_the_child_is_gone(run, tmp_path):
+    began = time.monotonic()
+    with pytest.raises(RunFailed, match="still loading after 1 s") as failed:
+        run("print(os.getpid(), flush=True); send(phase='loading'); time.sleep(60)", Limits(1.0, 60))
+    assert failed.value.status == "timeout"
+    assert time.monotonic() - began < 20
+    with pytest.raises(ProcessLookupError):
+        os.kill(int((tmp_path / "run.log").read_text()), 0)
+
+
+def test_measuring_has_its_own_limit(run, monkeypatch):
+    monkeypatch.setattr(isolate, "MEASURING_GRACE_S", 0.3)
+    with pytest.raises(RunFailed, match=r"still measuring after 0\.5 s"):
+        run("send(phase='measuring'); time.sleep(60)", Limits(60, 0.2))
+
+
+def test_ctrl_c_ends_the_child(run, tmp_path):
+    def interrupt(message):
+        threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT)).start()
+
+    with pytest.raises(KeyboardInterrupt):
+        run("print(os.getpid(), flush=True); send(phase='measuring'); time.sleep(60)", on_message=interrupt)
+    with pytest.raises(ProcessLookupError):
+        os.kill(int((tmp_path / "run.log").read_text()), 0)
