@@ -115,13 +115,14 @@ class BatchState:
         slots = np.fromiter((row.request.slot for row in rows), np.int32, count)
         starts = np.fromiter((row.start for row in rows), np.int32, count)
         lengths = np.fromiter((row.count for row in rows), np.int32, count)
-        width = views["tables"].shape[2]
+        width = min(views["tables"].shape[2], self._tables.shape[2])
 
         views["slots"][:count] = slots
         views["slots"][count:] = self.padding_slot
         views["kv_lengths"][:count] = starts + lengths
         views["kv_lengths"][count:] = 1
-        views["tables"][:, :count] = self._tables[:, slots, :width]
+        views["tables"][:, :count, :width] = self._tables[:, slots, :width]
+        views["tables"][:, :count, width:] = 0
         views["tables"][:, count:] = 0
 
         ids, positions, kv_slots = views["ids"], views["positions"], views["kv_slots"]
