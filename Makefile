@@ -7,7 +7,7 @@ EXTRAS         ?= dev,demo
 PYTEST_WORKERS ?= 2
 # More arguments for pytest: make test PYTEST_ARGS="-k scheduler"
 PYTEST_ARGS    ?=
-# More Hydra overrides for the benchmark: make bench BENCH_ARGS="workload.n=48"
+# More Hydra overrides for the benchmark: make bench BENCH_ARGS="workload.requests=48"
 BENCH_ARGS     ?=
 
 BIN   := $(VENV)/bin

@@ -96,6 +96,7 @@ def make_plan(arguments: Sequence[str]) -> Plan:
         raise ValueError(unknown_key(unknown[0], [k for k in _keys(values) if k not in unknown]))
     check(values)
     experiment = values["experiment"]
+    arm(values, config.hydra.runtime.choices, experiment["variable"])  # refuses a variable that does not exist
     multirun = config.hydra.mode == RunMode.MULTIRUN or any(f in ("-m", "--multirun") for f in flags)
     if swept and not multirun:
         raise ValueError(f"{swept[0].input_line!r} gives several values, which makes it a sweep: add -m")
@@ -171,14 +172,15 @@ def _close(plan: Plan) -> int:
     from harness.report.console import print_summary
     from harness.report.html import write_report
 
-    print_summary(plan.directory)
-    for line in match_summary(store.read_result(plan.directory, ("runs",))["runs"], plan.reference_engine):
-        print(line)
+    report: Path | None = None
     try:
-        report: Path | None = write_report(plan.directory)
+        print_summary(plan.directory)
+        for line in match_summary(store.read_result(plan.directory, ("runs",))["runs"], plan.reference_engine):
+            print(line)
+        report = write_report(plan.directory)
     except Exception as error:  # the numbers are safe on disk; a broken picture must not hide them
         print(f"cb-bench: the report could not be written: {one_line(error)}", file=sys.stderr)
-        report, code = None, EXIT_FAILED
+        code = EXIT_FAILED
     for line in failed:
         print(f"cb-bench: {line}", file=sys.stderr)
     sys.stderr.flush()

@@ -25,6 +25,11 @@ from workloads.workload import ScheduledRequest, Workload
 
 PROGRESS_INTERVAL_S = 0.2
 
+SWITCH_INTERVAL_S = 0.0005
+"""How long a thread may keep the interpreter while another wants it. Python's 5 ms would make the sender, which shares
+the process with the engine, that late for a due time, and stamps of received tokens as coarse. The same for all engines.
+"""
+
 
 class Report:
     """Messages to the parent, one JSON object a line. If the parent is gone, this process ends itself."""
@@ -180,6 +185,7 @@ def _prepare_process(settings: Mapping[str, Any]) -> None:
     import numpy as np
     import torch
 
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
     if settings["torch_threads"] is not None:
         torch.set_num_threads(settings["torch_threads"])
     random.seed(settings["seed"])

@@ -21,7 +21,7 @@ def in_empty_folder(tmp_path, monkeypatch):
     "command, expected",
     [
         ("engin=ours", "unknown config key 'engin'. Did you mean 'engine'?"),
-        ("engine=ourz", "unknown engine 'ourz'. Did you mean 'ours'? Available: ours, static"),
+        ("engine=ourz", "unknown engine 'ourz'. Did you mean 'ours'? Available: ours, ours_small, static"),
         ("model=qwen3-4bb", "Did you mean 'qwen3-4b'?"),
         ("experiment=max_batch_token", "unknown experiment 'max_batch_token'. Did you mean 'max_batch_tokens'?"),
         ("engine.max_batch_toks=3", "Did you mean 'engine.max_batch_tokens'?"),
@@ -34,6 +34,7 @@ def in_empty_folder(tmp_path, monkeypatch):
         ("engine=ours,static", "'engine=ours,static' gives several values, which makes it a sweep: add -m"),
         ("measure.timeout_s=-1", "measure.timeout_s must be above 0, got -1.0"),
         ("generation.temperature=0.5", "do_sample is false"),
+        ("experiment.variable=engine.blocks", "'engine.blocks' is neither a config group nor a key of the config"),
         ("workload.x", "cannot read the override 'workload.x'"),
         ("-m engine=ours,statik", "unknown engine 'statik'. Did you mean 'static'?"),
         ("-m engine.num_blocks=1,many", "bad value for engine.num_blocks"),
