@@ -27,7 +27,7 @@ PROGRESS_INTERVAL_S = 0.2
 
 SWITCH_INTERVAL_S = 0.0005
 """How long a thread may keep the interpreter while another wants it. Python's 5 ms would make the sender, which shares
-the process with the engine, that late for a due time, and stamps of received tokens as coarse. The same for all engines.
+the process with the engine, that late for a due time, and the stamps of tokens as coarse. The same for all engines.
 """
 
 
