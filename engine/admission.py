@@ -54,17 +54,32 @@ def generation_defaults(config: Any, overrides: dict[str, Any]) -> Any:
 
     Raises:
         TypeError: an override that GenerationConfig does not know.
-        ValueError: a setting the engine does not do.
+        ValueError: a setting the engine does not do, or an override without effect.
     """
     config = copy.deepcopy(config)
     unknown = config.update(**overrides)
     if unknown:
         raise TypeError(f"unknown generation setting {next(iter(unknown))!r}")
+    for name in ("temperature", "top_k", "top_p"):
+        if overrides.get(name) is not None and not config.do_sample:
+            raise ValueError(f"{name}={overrides[name]!r} has no effect on greedy choice; it needs do_sample=True")
     for name, neutral in _NEUTRAL.items():
         value = getattr(config, name, None)
         if value not in neutral:
             raise ValueError(f"{name}={value!r} is not supported by the engine; leave it at {neutral[-1]!r}")
     return config
+
+
+def prefix_order(inputs: Sequence[Any]) -> list[int]:
+    """Indices of ``inputs`` in an order that puts prompts with a common beginning beside each other. What is not a
+    prompt at all may stand anywhere: it is refused at admission."""
+
+    def key(index: int) -> list[int]:
+        ids = inputs[index]
+        ids = ids.tolist() if hasattr(ids, "tolist") else ids
+        return [i if isinstance(i, int) else -1 for i in ids] if isinstance(ids, Sequence) else []
+
+    return sorted(range(len(inputs)), key=key, reverse=True)
 
 
 def default_sampling(config: Any) -> SamplingParams:

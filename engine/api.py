@@ -12,7 +12,7 @@ from weakref import WeakKeyDictionary
 
 from tqdm.auto import tqdm
 
-from engine.admission import InvalidRequest, generation_defaults
+from engine.admission import InvalidRequest, generation_defaults, prefix_order
 from engine.config import ContinuousBatchingConfig, WorkloadHints
 from engine.manager import ContinuousBatchingManager
 from engine.requests import FinishReason, GenerationOutput, Request, RequestStatus
@@ -31,7 +31,7 @@ def init_continuous_batching(
 ) -> ContinuousBatchingManager:
     """A manager for ``model``, not started yet: the caller starts and stops it.
 
-    A persistent manager kept on the model is handed out again if no other settings are asked for, and replaced
+    A persistent manager kept on the model is handed out again if the settings given are none or its own, and replaced
     otherwise.
 
     Args:
@@ -54,9 +54,9 @@ def init_continuous_batching(
         continuous_batching_config = continuous_batching_config or inside
     kept = _persistent.get(model)
     if kept is not None:
-        if generation_config is None and continuous_batching_config is None:
+        if kept.has_settings(generation_config, continuous_batching_config):
             return kept
-        logger.info("settings were given: the persistent manager is replaced")
+        logger.info("other settings were given: the persistent manager is replaced")
         destroy_cached_continuous_batching_manager(model)
     return ContinuousBatchingManager(model, generation, continuous_batching_config, workload_hints)
 
@@ -130,7 +130,7 @@ def generate_batch(
     base = model.generation_config if generation_config is None else generation_config
     generation = generation_defaults(base, generation_kwargs)
     hints = WorkloadHints(
-        max_prompt_length=max(len(prompt) for prompt in inputs),
+        max_prompt_length=max(len(prompt) if hasattr(prompt, "__len__") else 0 for prompt in inputs),
         max_generated_length=generation.max_new_tokens or 0,
         num_requests=len(inputs),
     )
@@ -140,12 +140,13 @@ def generate_batch(
         generation_config=generation,
         continuous_batching_config=continuous_batching_config,
         persistent_manager=persistent_manager,
-        workload_hints=hints,
+        # A manager that outlives this call is not cut to this call's requests.
+        workload_hints=None if persistent_manager else hints,
     ) as manager:
         ids: dict[int, str] = {}
         order = list(range(len(inputs)))
         if manager.resolved_config.allow_block_sharing:
-            order.sort(key=lambda i: list(inputs[i]), reverse=True)
+            order = prefix_order(inputs)
         for i in order:
             ids[i] = f"req_{i}"
             try:

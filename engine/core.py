@@ -68,7 +68,7 @@ class EngineCore:
         started = time.perf_counter_ns()
         plan = self.scheduler.schedule()
         if plan.rows:
-            self._stamp_admissions(plan)
+            self._note_admissions(plan)
             launched = self.runner.launch(plan)
             self._launched.append((launched, self._describe(plan, launched, started)))
         if self._launched and (len(self._launched) > self._depth or not plan.rows):
@@ -111,8 +111,6 @@ class EngineCore:
                 outputs.append(GenerationOutput(request))
         # Counted before anything is handed over: who sees the last token sees the whole log.
         record.step_ms = (time.perf_counter_ns() - record.t_ns) / 1e6
-        self.stats.prefix_hit_tokens = self.cache.prefix_hit_tokens
-        self.stats.prefix_query_tokens = self.cache.prefix_query_tokens
         if outputs:
             self._deliver(outputs)
 
@@ -130,8 +128,9 @@ class EngineCore:
         else:
             self.stats.failed += 1
 
-    @staticmethod
-    def _stamp_admissions(plan: StepPlan) -> None:
+    def _note_admissions(self, plan: StepPlan) -> None:
+        self.stats.prefix_query_tokens += plan.prefix_query_tokens
+        self.stats.prefix_hit_tokens += plan.prefix_hit_tokens
         now = time.perf_counter()
         for request in plan.admitted:
             request.admitted_time = now

@@ -13,16 +13,19 @@ from typing import Any
 
 import torch
 
-from engine.admission import Admission, generation_defaults
+from engine.admission import Admission, generation_defaults, prefix_order
 from engine.config import ContinuousBatchingConfig, WorkloadHints
 from engine.core import EngineCore
 from engine.model_shape import ModelShape
 from engine.output_router import OutputRouter
-from engine.requests import GenerationOutput, Request
+from engine.requests import GenerationOutput, Request, RequestStatus
 from engine.resolution import ResolvedConfig, resolve
 from engine.stats import EngineStats, StepRecord
 
 logger = logging.getLogger(__name__)
+
+
+_HARD_STOP = "RuntimeError: the manager was stopped (hard_stop) before the request finished"
 
 
 class QueueFull(RuntimeError):
@@ -61,7 +64,7 @@ class ContinuousBatchingManager:
         workload_hints: WorkloadHints | Any | None = None,
     ) -> None:
         self.shape = ModelShape.of(model)
-        config = ContinuousBatchingConfig.adopt(continuous_batching_config)
+        self.config = config = ContinuousBatchingConfig.adopt(continuous_batching_config)
         hints = WorkloadHints.adopt(workload_hints)
         self.generation_config = generation_defaults(generation_config, {})
         self.resolved_config: ResolvedConfig = resolve(config, self.shape, hints, model.config._attn_implementation)
@@ -74,6 +77,7 @@ class ContinuousBatchingManager:
         self._thread: threading.Thread | None = None
         self._failure: BaseException | None = None
         self._destroyed = False
+        self._ended = False  # the loop has run and delivers nothing more
         # Shared with the loop, under this condition:
         self._changed = threading.Condition()
         self._inbox: deque[Request | str] = deque()
@@ -84,6 +88,17 @@ class ContinuousBatchingManager:
 
     # --- life cycle -------------------------------------------------------------------------------------------------
 
+    def has_settings(self, generation_config: Any, continuous_batching_config: Any) -> bool:
+        """Whether this manager can stand for one made with these settings (None: any will do)."""
+        return (
+            not self._destroyed
+            and (generation_config is None or generation_defaults(generation_config, {}) == self.generation_config)
+            and (
+                continuous_batching_config is None
+                or ContinuousBatchingConfig.adopt(continuous_batching_config) == self.config
+            )
+        )
+
     @property
     def warmed_up(self) -> bool:
         return self._core is not None
@@ -92,11 +107,8 @@ class ContinuousBatchingManager:
         """Allocate the cache and capture graphs, so that the first request finds everything ready."""
         self._refuse_if_destroyed()
         if self._core is None:
-            was_training = self.model.training
-            self.model.eval()
             self._core = EngineCore(self.model, self.shape, self.resolved_config, self.stats, self._deliver)
             self._core.warm_up()
-            self.model.train(was_training)
 
     def is_running(self) -> bool:
         """Whether the loop's thread is alive."""
@@ -108,14 +120,17 @@ class ContinuousBatchingManager:
         return self._failure
 
     def start(self) -> None:
-        """Start the loop; again after a stop or a failure. A running manager is left alone, with a warning."""
+        """Start the loop; again after a stop or a failure, whose end it waits for. A running manager is left alone,
+        with a warning."""
         self._refuse_if_destroyed()
+        if self._thread is not None and (self._stop is not _Stop.NO or self._failure is not None):
+            self._thread.join()  # a loop that is on its way out still counts as running
         if self.is_running():
             logger.warning("start() on a manager that is already running has no effect")
             return
         self.warmup()
         self._failure = None
-        self._stop, self._accepting = _Stop.NO, True
+        self._stop, self._accepting, self._ended = _Stop.NO, True, False
         self._thread = threading.Thread(target=self._run, args=(self._core,), name="continuous-batching", daemon=True)
         self._thread.start()
 
@@ -146,6 +161,8 @@ class ContinuousBatchingManager:
             self._thread = None
             if not keep_for_next_session:
                 self._core = None
+        if hard_stop and self._thread is None:
+            self._fail_unserved()
 
     def join(self, stop_trigger_time: float | None = None, timeout: float | None = None) -> None:
         """Wait for a stopping loop's thread to end."""
@@ -200,22 +217,24 @@ class ContinuousBatchingManager:
         with self._changed:
             number = self._counter
             self._counter += 1
-            if request_id is None:
-                request_id = self._free_id(number)
+            wanted = self._free_id(number) if request_id is None else request_id
         request = self._admission.admit(
-            request_id, number, input_ids, max_new_tokens, streaming, record_timestamps, eos_token_id, sampling
+            wanted, number, input_ids, max_new_tokens, streaming, record_timestamps, eos_token_id, sampling
         )
         self._wait_for_room()
         with self._changed:
-            if request_id in self._live:
-                raise ValueError(f"request id {request_id!r} is in use by a live request; choose another")
+            self._refuse_if_failed()
             if not self._accepting:
-                logger.warning("the manager has been stopped: request %r is refused", request_id)
+                logger.warning("the manager has been stopped: request %r is refused", wanted)
                 return None
-            self._live[request_id] = request
+            if request_id is None:
+                request.request_id = self._free_id(number)  # the one chosen above may have been taken meanwhile
+            elif request_id in self._live:
+                raise ValueError(f"request id {request_id!r} is in use by a live request; choose another")
+            self._live[request.request_id] = request
             self._inbox.append(request)
             self._changed.notify_all()
-        return request_id
+        return request.request_id
 
     def add_requests(
         self,
@@ -234,9 +253,9 @@ class ContinuousBatchingManager:
         Raises:
             ValueError: naming the first request that can never be run; those queued before it stay.
         """
-        order = range(len(inputs))
+        order = list(range(len(inputs)))
         if self.resolved_config.allow_block_sharing:
-            order = sorted(order, key=lambda i: list(inputs[i]), reverse=True)  # type: ignore[assignment]
+            order = prefix_order(inputs)
         ids: dict[int, str] = {}
         for i in order:
             request_id = self.add_request(
@@ -309,8 +328,6 @@ class ContinuousBatchingManager:
     def reset_counters(self) -> None:
         """Count anew, for instance after a warm-up."""
         self.stats.reset()
-        if self._core is not None:
-            self._core.cache.prefix_hit_tokens = self._core.cache.prefix_query_tokens = 0
 
     def ledger(self) -> dict[str, int]:
         """Planned use of memory in bytes by name."""
@@ -328,6 +345,7 @@ class ContinuousBatchingManager:
             self._fail_everything(core, f"{type(error).__name__}: {error}")
             self._core = None  # whatever state the exception left behind is not used again
         finally:
+            self._ended = True
             self._router.wake()
 
     def _take_orders(self, core: EngineCore) -> bool:
@@ -347,7 +365,7 @@ class ContinuousBatchingManager:
             else:
                 core.cancel(order)
         if stop is _Stop.HARD:
-            self._fail_everything(core, "RuntimeError: the manager was stopped (hard_stop) before the request finished")
+            self._fail_everything(core, _HARD_STOP)
             return False
         return core.has_work or stop is _Stop.NO
 
@@ -360,6 +378,15 @@ class ContinuousBatchingManager:
             if isinstance(order, Request):
                 core.add(order)
         core.fail_all(reason)
+
+    def _fail_unserved(self) -> None:
+        """End requests that were added to a loop that never ran."""
+        with self._changed:
+            requests = [order for order in self._inbox if isinstance(order, Request)]
+            self._inbox.clear()
+        for request in requests:
+            request.end(RequestStatus.FAILED, _HARD_STOP)
+        self._deliver([GenerationOutput(request) for request in requests])
 
     def _deliver(self, outputs: list[GenerationOutput]) -> None:
         self._router.deliver(outputs)
@@ -375,7 +402,7 @@ class ContinuousBatchingManager:
 
     def _is_over(self) -> bool:
         """Whether no output will come any more: the loop was started and has ended, or cannot be started."""
-        return self._destroyed or self._failure is not None or (self._stop is not _Stop.NO and not self.is_running())
+        return self._destroyed or self._ended or (self._stop is not _Stop.NO and self._thread is None)
 
     def _free_id(self, number: int) -> str:
         while f"req_{number}" in self._live:

@@ -56,6 +56,10 @@ def paged_attention(model: Any, context: ForwardContext) -> Iterator[None]:
     config = model.config
     with _model_lock(model):
         original = config._attn_implementation
+        # A model that is being trained is not to drop out; its owner finds it in training mode again.
+        training = [module for module in model.modules() if module.training] if model.training else []
+        for module in training:
+            module.training = False
         config._attn_implementation = ATTENTION_NAME
         _active.context = context
         try:
@@ -63,6 +67,8 @@ def paged_attention(model: Any, context: ForwardContext) -> Iterator[None]:
         finally:
             _active.context = None
             config._attn_implementation = original
+            for module in training:
+                module.training = True
 
 
 def paged_attention_forward(

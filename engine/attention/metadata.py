@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
@@ -37,6 +38,7 @@ class AttentionMetadata:
         host_kv_lengths: the same as ``kv_lengths`` on the host; empty inside a captured graph.
         host_query_lengths: query tokens of each prefill row.
         host_tables: by group, [rows, pages] block ids on the host (CPU backends slice the cache with them).
+        memo: what a backend derives once a step and reuses in every layer.
     """
 
     num_decode: int
@@ -49,3 +51,4 @@ class AttentionMetadata:
     host_kv_lengths: Sequence[int] = ()
     host_query_lengths: Sequence[int] = ()
     host_tables: tuple[list[list[int]], ...] = ()
+    memo: dict[Any, Any] = field(default_factory=dict)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
@@ -11,11 +13,29 @@ from engine.attention.eager import eager_row
 from engine.attention.metadata import AttentionMetadata
 
 
-class SdpaAttention:
-    """One call a row. A sequence inside a single page is read in place; a longer one through its page list.
+@dataclass(frozen=True, slots=True)
+class DecodeRun:
+    """Decode rows whose sequences lie in one page each, in blocks that are evenly spaced: one strided view, one call.
 
-    For a decode row the heads that share a key head are the "query length" of the call: no mask, no repeated keys.
-    Soft-capped logits are beyond torch's kernel and go through the eager form.
+    Attributes:
+        rows: [n] int64, which decode rows, in order of their blocks.
+        blocks: the blocks as a slice of the cache.
+        longest: keys of the longest row.
+        hidden: [n, 1, 1, longest] float mask, -inf behind a row's end; None if all rows are as long.
+    """
+
+    rows: torch.Tensor
+    blocks: slice
+    longest: int
+    hidden: torch.Tensor | None
+
+
+class SdpaAttention:
+    """Keys and values are read in place where a sequence lies in one page, through its page list otherwise.
+
+    For a decode row the heads that share a key head are the "query length" of a call: no mask, no repeated keys. How
+    the rows are put together is derived once a step and used by every layer. Soft-capped logits are beyond torch's
+    kernel and go through the eager form.
     """
 
     name: ClassVar[str] = "sdpa"
@@ -41,7 +61,14 @@ class SdpaAttention:
         grouped = query.view(tokens, kv_heads, heads // kv_heads, dim)
         grouped_output = output.view(tokens, kv_heads, heads // kv_heads, dim)
 
-        for row in range(metadata.num_decode):
+        runs, singles = self._decode_rows(metadata, group, page_size, softcap, query)
+        for run in runs:
+            keys = key_cache[run.blocks, : run.longest].transpose(1, 2)
+            values = value_cache[run.blocks, : run.longest].transpose(1, 2)
+            grouped_output[run.rows] = scaled_dot_product_attention(
+                grouped[run.rows], keys, values, attn_mask=run.hidden, scale=scale
+            )
+        for row in singles:
             kv_length = metadata.host_kv_lengths[row]
             first = 0 if window is None else max(0, kv_length - window)
             keys, values = _gather(key_cache, value_cache, host_tables[row], first, kv_length, page_size)
@@ -65,20 +92,91 @@ class SdpaAttention:
                 continue
             visible = kv_length - first
             causal_only = visible == count and (window is None or count <= window)
+            mask = None
+            if not causal_only:
+                mask = metadata.memo.get((group, row))
+                if mask is None:
+                    mask = metadata.memo[group, row] = _mask(count, visible, window, query.device)
             output[span] = scaled_dot_product_attention(
                 query[span].transpose(0, 1)[None],
                 keys.transpose(0, 1)[None],
                 values.transpose(0, 1)[None],
-                attn_mask=None if causal_only else _mask(count, visible, window, query.device),
+                attn_mask=mask,
                 is_causal=causal_only,
                 scale=scale,
                 enable_gqa=heads != kv_heads,
             )[0].transpose(0, 1)
         return output
 
+    @staticmethod
+    def _decode_rows(
+        metadata: AttentionMetadata, group: int, page_size: int, softcap: float | None, query: torch.Tensor
+    ) -> tuple[list[DecodeRun], Sequence[int]]:
+        """The step's decode rows as runs that share a call, and those that need one of their own."""
+        if softcap is not None:
+            return [], range(metadata.num_decode)
+        plan = metadata.memo.get(group)
+        if plan is None:
+            plan = metadata.memo[group] = plan_decode(
+                metadata.host_kv_lengths[: metadata.num_decode],
+                metadata.host_tables[group],
+                metadata.groups[group].window,
+                page_size,
+                query,
+            )
+        return plan
+
+
+def plan_decode(
+    kv_lengths: Sequence[int],
+    tables: Sequence[Sequence[int]],
+    window: int | None,
+    page_size: int,
+    query: torch.Tensor,
+) -> tuple[list[DecodeRun], list[int]]:
+    """Put decode rows that fit one page into runs of evenly spaced blocks.
+
+    Args:
+        kv_lengths: keys of each decode row.
+        tables: block ids of each row's pages.
+        window: sliding window; a row longer than it stands alone.
+        page_size: tokens a page.
+        query: gives the masks' dtype and device.
+
+    Returns:
+        runs of at least two rows, and the rows that stand alone.
+    """
+    reach = page_size if window is None else min(page_size, window)
+    alone = [row for row, length in enumerate(kv_lengths) if length > reach]
+    rows = sorted((row for row, length in enumerate(kv_lengths) if length <= reach), key=lambda row: tables[row][0])
+    runs = []
+    while rows:
+        end, step = 1, 0
+        while end < len(rows):
+            gap = tables[rows[end]][0] - tables[rows[end - 1]][0]
+            if step == 0:
+                step = gap
+            if gap != step or gap == 0:  # the same block twice: a shared page that both rows fit in
+                break
+            end += 1
+        members, rows = rows[:end], rows[end:]
+        if len(members) == 1:
+            alone.append(members[0])
+            continue
+        lengths = [kv_lengths[row] for row in members]
+        longest, hidden = max(lengths), None
+        if min(lengths) < longest:
+            behind = torch.arange(longest) >= torch.tensor(lengths)[:, None]
+            hidden = torch.zeros(behind.shape, dtype=query.dtype).masked_fill_(behind, float("-inf"))
+            hidden = hidden[:, None, None].to(query.device)
+        first, last = tables[members[0]][0], tables[members[-1]][0]
+        index = torch.tensor(members, device=query.device)
+        runs.append(DecodeRun(index, slice(first, last + 1, step), longest, hidden))
+    return runs, alone
+
 
 def _gather(
-    key_cache: torch.Tensor, value_cache: torch.Tensor, table: list[int], first: int, end: int, page_size: int
+    key_cache: torch.Tensor, value_cache: torch.Tensor, table: Sequence[int], first: int, end: int, page_size: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Keys and values of positions ``first`` … ``end - 1``: [end - first, kv_heads, head_dim] each. A view where one
     page holds them all, a copy of the pages otherwise."""

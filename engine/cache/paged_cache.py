@@ -23,8 +23,6 @@ class PagedCache:
         self.layout = layout
         self.pool = BlockPool(num_blocks)
         self.share_prefixes = share_prefixes and layout.can_share_prefixes
-        self.prefix_hit_tokens = 0
-        self.prefix_query_tokens = 0
         self._identities: dict[str, list[int]] = {}
 
     @property
@@ -58,10 +56,7 @@ class PagedCache:
             table.append(block)
             identities.append(parent)
         request.num_registered = len(table)
-        hits = len(table) * page
-        self.prefix_query_tokens += len(tokens)
-        self.prefix_hit_tokens += hits
-        return hits
+        return len(table) * page
 
     def has_room(self, request: Request, num_tokens: int, chunk: int) -> bool:
         """Whether an open request could grow to ``num_tokens`` positions, ``chunk`` at a time, without any other giving

@@ -6,13 +6,16 @@ import math
 from dataclasses import dataclass, replace
 from typing import Any
 
+MIN_TEMPERATURE = 1e-5
+
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
     """Sampling settings of one request.
 
     Attributes:
-        temperature: 0 means greedy (the most likely token); otherwise logits are divided by it.
+        temperature: 0 (or under 1e-5, where dividing would overflow) means greedy: the most likely token. Otherwise
+            logits are divided by it.
         top_k: keep the k most likely tokens; 0 or -1 keeps all.
         top_p: keep the smallest set of tokens whose probability reaches p; 1 keeps all.
         seed: key of the request's own random stream. The same seed gives the same tokens whatever the batch.
@@ -39,7 +42,7 @@ class SamplingParams:
 
     @property
     def greedy(self) -> bool:
-        return self.temperature == 0
+        return self.temperature < MIN_TEMPERATURE
 
     def override(self, **values: Any) -> SamplingParams:
         """A copy with the given fields; ValueError names a field that does not exist."""

@@ -43,7 +43,13 @@ class ScheduledRow:
 
 @dataclass(slots=True)
 class StepPlan:
-    """What one forward pass computes, and what was decided on the way."""
+    """What one forward pass computes, and what was decided on the way.
+
+    Attributes:
+        admitted: requests that left the queue for the first time.
+        prefix_query_tokens, prefix_hit_tokens: of the requests that left the queue, known tokens and how many of them
+            the prefix cache held.
+    """
 
     rows: list[ScheduledRow]
     num_preempted: int = 0
@@ -51,6 +57,8 @@ class StepPlan:
     num_waiting: int = 0
     num_available_blocks: int = 0
     admission_held: bool = False
+    prefix_query_tokens: int = 0
+    prefix_hit_tokens: int = 0
     admitted: list[Request] = field(default_factory=list)
 
 
@@ -161,6 +169,9 @@ class Scheduler:
             request.slot = self._free_slots.pop()
             request.num_computed = cached
             request.status = RequestStatus.PREFILLING
+            if self.cache.share_prefixes:
+                self._plan.prefix_query_tokens += request.num_tokens
+                self._plan.prefix_hit_tokens += cached
             if request.preemptions == 0:
                 request.cached_tokens = cached
                 self._plan.admitted.append(request)
