@@ -1,0 +1,117 @@
+"""What every test of the engine shares: invariants on, tiny models, and the single-prompt reference."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import pytest
+
+os.environ["ENGINE_CHECK"] = "1"  # the engine checks its invariants after every step, in child processes too
+
+Reference = Callable[[Any, Sequence[int], int], list[int]]
+
+
+@pytest.fixture(scope="session")
+def m1() -> Any:
+    """A two-layer Llama of 97 tokens in fp32, attention written out."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return LlamaForCausalLM(
+            LlamaConfig(
+                vocab_size=97,
+                hidden_size=32,
+                intermediate_size=64,
+                num_hidden_layers=2,
+                num_attention_heads=4,
+                num_key_value_heads=2,
+                max_position_embeddings=512,
+                bos_token_id=None,
+                eos_token_id=None,
+                pad_token_id=0,
+                initializer_range=0.3,
+                attn_implementation="eager",
+            )
+        ).eval()
+
+
+@pytest.fixture(scope="session")
+def tiny_model() -> Callable[[str, str], Any]:
+    """Shipped tiny models by preset and attention implementation, each built once; random weights of a fixed seed."""
+    built: dict[tuple[str, str], Any] = {}
+
+    def build(preset: str, attention: str = "eager") -> Any:
+        from harness.models import ModelSpec, load_model
+
+        if (preset, attention) not in built:
+            spec = ModelSpec(name=preset, dtype="float32", attn_implementation=attention)
+            built[preset, attention] = load_model(spec, "cpu").model
+        return built[preset, attention]
+
+    return build
+
+
+@pytest.fixture(scope="session")
+def reference() -> Reference:
+    """Greedy ``model.generate`` of one prompt alone, ``n`` new tokens, no EOS; computed in this process, kept by model
+    and prompt (a shorter answer is the beginning of a longer one)."""
+    import torch
+
+    known: dict[tuple[int, tuple[int, ...]], list[int]] = {}
+
+    def run(model: Any, prompt: Sequence[int], n: int) -> list[int]:
+        key = (id(model), tuple(prompt))
+        if len(known.get(key, [])) < n:
+            ids = torch.tensor([list(prompt)])
+            out = model.generate(
+                ids, attention_mask=torch.ones_like(ids), max_new_tokens=n, do_sample=False, pad_token_id=0
+            )
+            known[key] = out[0, len(prompt) :].tolist()
+        return known[key][:n]
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def c1() -> Callable[..., Any]:
+    """Small settings: 32 blocks of 4 tokens, 16 tokens a step, nothing switched on that a CPU lacks."""
+    from engine import ContinuousBatchingConfig
+
+    def build(**changes: Any) -> Any:
+        base = {
+            "page_size": 4,
+            "num_blocks": 32,
+            "max_batch_tokens": 16,
+            "auto_switch_to_flash": False,
+            "use_cuda_graph": False,
+            "use_async_batching": False,
+        }
+        return ContinuousBatchingConfig(**{**base, **changes})
+
+    return build
+
+
+@pytest.fixture
+def open_manager(m1: Any, c1: Callable[..., Any]) -> Iterator[Callable[..., Any]]:
+    """Make managers on the tiny Llama with the small settings; they are destroyed after the test."""
+    from transformers import GenerationConfig
+
+    from engine import ContinuousBatchingManager
+
+    opened = []
+
+    def build(model: Any = None, generation: Any = None, start: bool = True, **changes: Any) -> Any:
+        generation = GenerationConfig(max_new_tokens=8) if generation is None else generation
+        manager = ContinuousBatchingManager(m1 if model is None else model, generation, c1(**changes))
+        opened.append(manager)
+        if start:
+            manager.start()
+        return manager
+
+    yield build
+    for manager in opened:
+        manager.destroy()
