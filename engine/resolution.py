@@ -5,6 +5,7 @@ Resolution is a list of small steps in a fixed order; each reads what was settle
 
 from __future__ import annotations
 
+import bisect
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
@@ -238,8 +239,8 @@ def _pages_per_request(r: _Resolution) -> int:
     return -(-longest // r["page_size"]) + 1
 
 
-def _step_bytes(r: _Resolution, max_batch_tokens: int) -> tuple[int, int]:
-    requests = min(r["max_requests_per_batch"], max_batch_tokens)
+def _step_bytes(r: _Resolution, max_batch_tokens: int, max_requests: int) -> tuple[int, int]:
+    requests = min(max_requests, max_batch_tokens)
     buffers = step_buffer_bytes(len(r.layout.groups), max_batch_tokens, requests, _pages_per_request(r))
     return buffers, activation_bytes(r.shape, max_batch_tokens, requests)
 
@@ -248,8 +249,8 @@ def _batch_tokens(r: _Resolution) -> None:
     """8192, halved until a step's tensors take at most a tenth of the budget, but never under 256."""
     if not r.is_open("max_batch_tokens"):
         return
-    tokens, budget = DEFAULT_MAX_BATCH_TOKENS, _budget(r)
-    while tokens > MIN_MAX_BATCH_TOKENS and sum(_step_bytes(r, tokens)) > budget // 10:
+    tokens, requests, budget = DEFAULT_MAX_BATCH_TOKENS, r["max_requests_per_batch"], _budget(r)
+    while tokens > MIN_MAX_BATCH_TOKENS and sum(_step_bytes(r, tokens, requests)) > budget // 10:
         tokens //= 2
     why = "default" if tokens == DEFAULT_MAX_BATCH_TOKENS else "derived: a step may take a tenth of the memory budget"
     r.set("max_batch_tokens", tokens, why)
@@ -257,8 +258,14 @@ def _batch_tokens(r: _Resolution) -> None:
 
 def _num_blocks(r: _Resolution) -> None:
     budget, block = _budget(r), r.layout.block_bytes
-    room = (budget - sum(_step_bytes(r, r["max_batch_tokens"]))) // block - 1  # one block is the trash block
+    tokens, requests = r["max_batch_tokens"], r["max_requests_per_batch"]
+
+    def room_beside(running: int) -> int:
+        return (budget - sum(_step_bytes(r, tokens, running))) // block - 1  # one block is the trash block
+
+    # A running request holds at least a block, so no more than num_blocks of them need rows in a step's tensors.
     if not r.is_open("num_blocks"):
+        room = room_beside(min(requests, r["num_blocks"]))
         if r["num_blocks"] > room:
             raise ValueError(
                 f"num_blocks={r['num_blocks']} and max_batch_tokens={r['max_batch_tokens']} need more than the memory "
@@ -266,6 +273,7 @@ def _num_blocks(r: _Resolution) -> None:
                 f"raise max_memory_percent ({r['max_memory_percent']})"
             )
         return
+    room = max(room_beside(requests), bisect.bisect_right(range(1, requests + 1), 0, key=lambda n: n - room_beside(n)))
     if room < 1:
         raise ValueError(
             f"no room for a KV cache: budget {budget / 2**30:.2f} GiB (max_memory_percent={r['max_memory_percent']}), "
@@ -288,5 +296,5 @@ def _fit_requests(r: _Resolution) -> None:
 
 
 def _ledger(r: _Resolution, num_blocks: int) -> Ledger:
-    buffers, activations = _step_bytes(r, r["max_batch_tokens"])
+    buffers, activations = _step_bytes(r, r["max_batch_tokens"], r["max_requests_per_batch"])
     return Ledger(r.shape.weight_bytes, (num_blocks + 1) * r.layout.block_bytes, buffers, activations)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +14,7 @@ from engine.attention import BACKENDS, AttentionMetadata, ForwardContext, GroupT
 from engine.model_shape import ModelShape
 from engine.resolution import ResolvedConfig
 from engine.runner.batch import BatchState, StepShape
+from engine.runner.cpu_linear import OneDnnLinears, onednn_linear_available
 from engine.runner.graphs import DecodeGraphs
 from engine.runner.kv_tensors import allocate_kv
 from engine.sampling import RandomRows, sample
@@ -85,6 +87,8 @@ class ModelRunner:
         self.batch = BatchState(config.layout, config.max_requests_per_batch)
         self.last_token = torch.zeros(config.max_requests_per_batch + 1, dtype=torch.int32, device=self.device)
         self._staging = _Staging(self.device) if self.device.type == "cuda" else None
+        faster = onednn_linear_available(self.device, shape.dtype)
+        self._linears: Callable[[], AbstractContextManager[Any]] = OneDnnLinears if faster else nullcontext
         self.graphs: DecodeGraphs | None = None
         self.graph_replays = 0
 
@@ -152,7 +156,7 @@ class ModelRunner:
             resolved = torch.where(decode < 0, self.last_token[views["slots"][:num_decode]], decode)
             ids = resolved if num_decode == len(ids) else torch.cat((resolved, ids[num_decode:]))
         context = ForwardContext(self.backend, metadata, self.layer_caches)
-        with paged_attention(self.model, context):
+        with paged_attention(self.model, context), self._linears():
             output = self.model(
                 input_ids=ids.long().unsqueeze(0),
                 position_ids=views["positions"].long().unsqueeze(0),

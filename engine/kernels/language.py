@@ -1,0 +1,88 @@
+"""Triton where it is installed, a stand-in that lets the modules be imported where it is not, and why it cannot run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+MINIMUM_CAPABILITY = (8, 0)
+"""Oldest CUDA compute capability the kernels are written for (Ampere: bfloat16 and asynchronous copies)."""
+
+
+class _NotInstalled:
+    """Takes the place of `triton`; a kernel decorated with it says what is missing when it is launched."""
+
+    def __init__(self, reason: str) -> None:
+        self._reason = reason
+
+    def jit(self, function: Any = None, **options: Any) -> Any:
+        return self if callable(function) else self.jit
+
+    def cdiv(self, numerator: int, denominator: int) -> int:
+        return -(-numerator // denominator)
+
+    def next_power_of_2(self, number: int) -> int:
+        return 1 << (number - 1).bit_length()
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        raise RuntimeError(f"this kernel needs triton: {self._reason}; install triton or use the torch twin")
+
+    def __getitem__(self, grid: Any) -> Any:
+        return self
+
+
+triton: Any
+tl: Any
+_missing: str | None
+try:
+    import triton
+    import triton.language as tl
+
+    _missing = None
+except ImportError as error:
+    _missing = f"triton cannot be imported ({error})"
+    triton, tl = _NotInstalled(_missing), None
+
+INTERPRETED = _missing is None and bool(triton.knobs.runtime.interpret)
+"""Whether the kernels run in Triton's interpreter on the host (TRITON_INTERPRET=1 when this module was imported)."""
+
+
+def _let_interpreter_count() -> None:
+    """Triton 3.6's interpreter turns loop bounds, arrays of one element, into integers by ``int()``, which numpy 2.4 no
+    longer does; take the element instead."""
+    from triton.runtime import interpreter
+
+    patch_tensor = interpreter._patch_lang_tensor
+
+    def patch(tensor: Any, scope: Any) -> None:
+        patch_tensor(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
+
+    interpreter._patch_lang_tensor = patch
+
+
+if INTERPRETED:
+    _let_interpreter_count()
+
+
+def why_no_triton(device: torch.device) -> str | None:
+    """The reason why the kernels cannot run on a device, or None if they can."""
+    if _missing is not None:
+        return _missing
+    if INTERPRETED:
+        return None
+    if device.type != "cuda":
+        return f"Triton kernels need a CUDA device, the tensors are on {device.type}"
+    capability = torch.cuda.get_device_capability(device)
+    if capability < MINIMUM_CAPABILITY:
+        have, need = (".".join(map(str, version)) for version in (capability, MINIMUM_CAPABILITY))
+        return f"Triton kernels need compute capability {need}, {torch.cuda.get_device_name(device)} has {have}"
+    return None
+
+
+def dot_operand(dtype: torch.dtype) -> Any:
+    """Type of a dot's operands: the tensors' own, but fp32 for bf16 in the interpreter, whose numpy knows no bf16."""
+    if INTERPRETED and dtype == torch.bfloat16:
+        return tl.float32
+    return {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}[dtype]
