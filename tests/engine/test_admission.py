@@ -1,0 +1,208 @@
+"""What is let in, what is refused and in which words."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import GenerationConfig
+
+from engine import WorkloadHints
+from engine.admission import Admission, InvalidRequest, default_sampling, eos_ids, generation_defaults, prefix_order
+from engine.model_shape import ModelShape
+from engine.requests import Request
+from engine.resolution import resolve
+from engine.sampling import SamplingParams
+
+Admit = Callable[..., Request]
+
+
+@pytest.fixture
+def admission(m1: Any, c1: Callable[..., Any]) -> Callable[..., Admit]:
+    """``admission(generation=..., **config)`` gives ``admit(prompt, **request)``."""
+
+    def build(generation: Any = None, **config: Any) -> Admit:
+        shape = ModelShape.of(m1)
+        resolved = resolve(c1(**config), shape, WorkloadHints(), "eager", memory_probe=lambda _: 2**32)
+        gate = Admission(shape, resolved, generation or GenerationConfig(max_new_tokens=4), seed=9)
+
+        def admit(
+            prompt: Any, max_new_tokens: Any = None, eos_token_id: Any = None, number: int = 0, **s: Any
+        ) -> Request:
+            return gate.admit("q", number, prompt, max_new_tokens, False, False, eos_token_id, s)
+
+        return admit
+
+    return build
+
+
+@pytest.mark.parametrize(
+    ("prompt", "cause"),
+    [
+        ([], "the prompt is empty"),
+        ([5, 500, 3], r"input_ids\[1\] is 500, outside the vocabulary 0 … 96"),
+        ([97], r"input_ids\[0\] is 97, outside"),
+        ([5, -1, 3], r"input_ids\[1\] is -1, outside"),
+        ([5, 1.0], r"input_ids\[1\] is 1.0, not a token id"),
+        ([True], "not a token id"),
+        ([[1, 2]], "not a token id"),
+        ("text", "must be a list of token ids, got str"),
+        (None, "must be a list of token ids, got NoneType"),
+        (7, "must be a list of token ids, got int"),
+    ],
+)
+def test_a_prompt_that_cannot_be_run_is_named(prompt: Any, cause: str, admission: Callable[..., Admit]) -> None:
+    with pytest.raises(InvalidRequest, match=f"request 'q': .*{cause}"):
+        admission()(prompt)
+
+
+@pytest.mark.parametrize("prompt", [[1, 2, 96], (1, 2, 96), torch.tensor([1, 2, 96]), np.array([1, 2, 96])])
+def test_any_sequence_of_ids_will_do(prompt: Any, admission: Callable[..., Admit]) -> None:
+    request = admission()(prompt)
+    assert request.tokens == [1, 2, 96]
+    assert request.num_prompt == 3
+    assert request.tokens is not prompt
+
+
+@pytest.mark.parametrize("value", [0, -1, 1.5, True, "8"])
+def test_a_bad_max_new_tokens(value: Any, admission: Callable[..., Admit]) -> None:
+    with pytest.raises(InvalidRequest, match="max_new_tokens must be an integer >= 1"):
+        admission()([1], value)
+
+
+def test_a_request_that_can_never_fit_is_refused(admission: Callable[..., Admit]) -> None:
+    """B02: 30 + 12 tokens need ceil(41 / 4) = 11 of 8 blocks."""
+    admit = admission(num_blocks=8)
+    with pytest.raises(InvalidRequest, match=r"need 11 KV blocks of 4 tokens, the cache has 8; raise num_blocks"):
+        admit([1] * 30, 12)
+    with pytest.raises(InvalidRequest, match="KV blocks"):
+        admit([1] * 40, 1)
+    assert admit([1] * 30, 3).max_new_tokens == 3  # 32 positions: exactly 8 blocks
+    with pytest.raises(InvalidRequest):
+        admit([1] * 30, 4)
+
+
+def test_a_request_longer_than_the_models_positions_is_refused(admission: Callable[..., Admit]) -> None:
+    admit = admission(num_blocks=200)
+    assert admit([1] * 500, 13).max_new_tokens == 13  # the last token needs no position
+    with pytest.raises(InvalidRequest, match="exceed the model's 512 positions"):
+        admit([1] * 500, 14)
+
+
+def test_without_a_limit_a_request_may_go_as_far_as_model_and_cache_reach(admission: Callable[..., Admit]) -> None:
+    open_end = GenerationConfig(eos_token_id=5)
+    by_model = admission(open_end, num_blocks=200)([1] * 12)
+    assert by_model.max_new_tokens == 500
+    by_cache = admission(open_end, num_blocks=8)([1] * 12)
+    assert 12 + by_cache.max_new_tokens - 1 <= 32
+    assert by_cache.max_new_tokens >= 17
+
+
+def test_the_request_overrides_the_shared_settings(admission: Callable[..., Admit]) -> None:
+    """A-mgr-03."""
+    admit = admission(GenerationConfig(max_new_tokens=4, eos_token_id=[3, 5]))
+    assert (admit([1]).max_new_tokens, admit([1]).eos_token_ids) == (4, {3, 5})
+    assert (admit([1], 9).max_new_tokens, admit([1], eos_token_id=7).eos_token_ids) == (9, {7})
+    assert admit([1], eos_token_id=-1).eos_token_ids == frozenset()
+
+
+def test_eos_ids() -> None:
+    assert eos_ids(None) == eos_ids(-1) == eos_ids([]) == frozenset()
+    assert eos_ids(0) == {0}
+    assert eos_ids([1, -1, 2]) == {1, 2}
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [({"temperature": 0.5}, "temperature"), ({"top_k": 5}, "top_k"), ({"top_p": 0.5, "seed": 1}, "top_p")],
+)
+def test_a_request_value_is_obeyed_or_refused(
+    given: dict[str, Any], words: str, admission: Callable[..., Admit]
+) -> None:
+    """A-pp-02, A-pp-04: refused without per_request_processors, and, naming it, without do_sample."""
+    sampling = GenerationConfig(max_new_tokens=4, do_sample=True, temperature=0.7, top_k=9)
+    with pytest.raises(InvalidRequest, match=f"{words} can be set per request only with .*per_request_processors=True"):
+        admission(sampling)([1], **given)
+    with pytest.raises(InvalidRequest, match=f"{words} needs GenerationConfig.do_sample=True"):
+        admission(per_request_processors=True)([1], **given)
+    params = admission(sampling, per_request_processors=True)([1], **given).sampling
+    for name, value in given.items():
+        assert getattr(params, name) == value
+
+
+def test_a_bad_or_unknown_sampling_value_is_the_requests_fault(admission: Callable[..., Admit]) -> None:
+    admit = admission(GenerationConfig(max_new_tokens=4, do_sample=True), per_request_processors=True)
+    with pytest.raises(InvalidRequest, match="temperature must be >= 0"):
+        admit([1], temperature=-1)
+    with pytest.raises(InvalidRequest, match="unknown sampling parameter 'min_p'"):
+        admit([1], min_p=0.1)
+
+
+def test_requests_without_a_seed_get_different_ones_from_the_base_seed(admission: Callable[..., Admit]) -> None:
+    admit = admission(GenerationConfig(max_new_tokens=4, do_sample=True))
+    seeds = [admit([1], number=i).sampling.seed for i in range(3)]
+    assert len(set(seeds)) == 3
+    assert seeds == [admit([1], number=i).sampling.seed for i in range(3)]
+    assert admit([1], seed=42).sampling.seed == 42
+
+
+UNSUPPORTED = [
+    ("repetition_penalty", 1.3),
+    ("no_repeat_ngram_size", 2),
+    ("num_beams", 2),
+    ("bad_words_ids", [[1]]),
+    ("min_new_tokens", 3),
+    ("min_p", 0.1),
+    ("stop_strings", ["x"]),
+    ("suppress_tokens", [1]),
+    ("guidance_scale", 1.5),
+]
+
+
+@pytest.mark.parametrize(("name", "value"), UNSUPPORTED)
+def test_a_generation_setting_that_is_not_done_is_refused(name: str, value: Any) -> None:
+    """B09: never dropped in silence."""
+    with pytest.raises(ValueError, match=f"{name}=.* is not supported by the engine"):
+        generation_defaults(GenerationConfig(**{name: value}), {})
+    with pytest.raises(ValueError, match=f"{name}=.* is not supported by the engine"):
+        generation_defaults(GenerationConfig(), {name: value})
+
+
+def test_several_sequences_of_a_prompt_are_refused() -> None:
+    config = GenerationConfig(num_return_sequences=2, do_sample=True)
+    with pytest.raises(ValueError, match="num_return_sequences=2 is not supported"):
+        generation_defaults(config, {})
+
+
+def test_overrides_are_applied_to_a_copy() -> None:
+    config = GenerationConfig(max_new_tokens=3, eos_token_id=2)
+    copy = generation_defaults(config, {"max_new_tokens": 5})
+    assert (copy.max_new_tokens, copy.eos_token_id) == (5, 2)
+    assert config.max_new_tokens == 3
+
+
+def test_an_override_has_effect_or_is_refused() -> None:
+    """A-gb-05."""
+    with pytest.raises(TypeError, match="unknown generation setting 'foo'"):
+        generation_defaults(GenerationConfig(), {"foo": 1})
+    with pytest.raises(ValueError, match=r"temperature=0.3 has no effect on greedy choice; it needs do_sample=True"):
+        generation_defaults(GenerationConfig(), {"temperature": 0.3})
+    assert generation_defaults(GenerationConfig(), {"temperature": 0.3, "do_sample": True}).temperature == 0.3
+
+
+def test_sampling_defaults_follow_do_sample() -> None:
+    assert default_sampling(GenerationConfig(temperature=0.3)) == SamplingParams()
+    assert default_sampling(GenerationConfig(do_sample=True)) == SamplingParams(temperature=1.0)
+    assert default_sampling(GenerationConfig(do_sample=True, temperature=0.3, top_k=5, top_p=0.5)) == SamplingParams(
+        0.3, 5, 0.5
+    )
+
+
+def test_prompts_with_a_common_beginning_come_together() -> None:
+    inputs = [[1, 2, 3], [9, 9], [1, 2, 4], [9, 8], None, "text", [1, "a"], torch.tensor([9, 9, 1])]
+    order = prefix_order(inputs)
+    assert sorted(order) == list(range(8))
+    assert order[:5] == [7, 1, 3, 2, 0]

@@ -1,0 +1,130 @@
+"""Every field refuses what it cannot mean, by name, value and what is allowed."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from transformers.generation import ContinuousBatchingConfig as TransformersConfig
+from transformers.generation.continuous_batching.utils import WorkloadHints as TransformersHints
+
+from engine import ContinuousBatchingConfig, WorkloadHints
+
+BAD = [
+    *[("page_size", v, "an integer >= 4") for v in (3, 0, -1, 4.0, True, "16", None)],
+    *[("num_blocks", v, "an integer >= 1 or None") for v in (0, -5, 2.5, True)],
+    *[("max_batch_tokens", v, "an integer >= 1 or None") for v in (0, "8192")],
+    *[("max_requests_per_batch", v, "an integer >= 1 or None") for v in (0, -1)],
+    *[("max_blocks_per_request", v, "an integer >= 0 or None") for v in (-1, 1.5)],
+    *[("max_memory_percent", v, "a number > 0 and <= 1 or None") for v in (0, 1.5, -0.1, "0.8", True, float("nan"))],
+    *[("safety_margin", v, "a number >= 0 and <= 1 or None") for v in (-0.1, 1.5, "x", float("nan"))],
+    *[("q_padding_interval_size", v, "an integer >= 0") for v in (-1, 0.5)],
+    ("kv_padding_interval_size", -1, "an integer >= 0"),
+    ("max_queue_size", -1, "an integer >= 0"),
+    *[("default_compile_level", v, "an integer from 0 to 3") for v in (-1, 4, 7, 1.0)],
+    *[("seed", v, "an integer >= 0 or None") for v in (-1, 0.5)],
+    ("cpu_offload_space", -1.0, "a number >= 0 or None"),
+    *[("cpu_offload_space_safety_threshold", v, "a number >= 0 and <= 1") for v in (-0.1, 1.1, None)],
+    *[("cpu_group_timeout", v, "a number > 0 or None") for v in (0, -3)],
+    *[("scheduler_type", v, "one of fifo, prefill_first") for v in ("lifo", None, "FIFO")],
+    *[("use_cuda_graph", v, "a bool, a pair of bools or None") for v in ("yes", 1, (True,), (True, 1))],
+    ("use_async_batching", "yes", "True, False or None"),
+    *[
+        (name, "yes", "True or False")
+        for name in (
+            "allow_block_sharing",
+            "return_logprobs",
+            "auto_switch_to_flash",
+            "per_request_processors",
+            "drop_unsupported_processors",
+            "disable_nccl_graph_mixing",
+        )
+    ],
+]
+
+
+@pytest.mark.parametrize(("field", "value", "allowed"), BAD, ids=[f"{f}={v!r}" for f, v, _ in BAD])
+def test_a_bad_value_names_field_value_and_what_is_allowed(field: str, value: Any, allowed: str) -> None:
+    with pytest.raises(ValueError, match=f"^{field} must be ") as caught:
+        ContinuousBatchingConfig(**{field: value})
+    assert f"must be {allowed}, got {value!r}" in str(caught.value)
+
+
+GOOD = [
+    ("page_size", 4),
+    ("page_size", 128),
+    ("max_memory_percent", 1),
+    ("safety_margin", 0),
+    ("safety_margin", 1.0),
+    ("max_blocks_per_request", 0),
+    ("use_cuda_graph", (False, True)),
+    ("use_cuda_graph", [True, False]),
+    ("cpu_group_timeout", None),
+    ("scheduler_type", "prefill_first"),
+]
+
+
+@pytest.mark.parametrize(("field", "value"), GOOD)
+def test_the_ends_of_the_ranges_are_allowed(field: str, value: Any) -> None:
+    assert getattr(ContinuousBatchingConfig(**{field: value}), field) == value
+
+
+def test_block_size_is_deprecated_in_favour_of_page_size() -> None:
+    """A-page-03."""
+    with pytest.warns(FutureWarning, match="use page_size"):
+        assert ContinuousBatchingConfig(block_size=8).page_size == 8
+    with pytest.warns(FutureWarning), pytest.raises(ValueError, match="block_size=8 contradicts page_size=16"):
+        ContinuousBatchingConfig(block_size=8, page_size=16)
+    with pytest.warns(FutureWarning), pytest.raises(ValueError, match="page_size must be an integer >= 4"):
+        ContinuousBatchingConfig(block_size=3)
+
+
+def test_the_other_deprecated_fields_warn() -> None:
+    with pytest.warns(FutureWarning, match="default_compile_level"):
+        assert ContinuousBatchingConfig(use_default_compile_configs=True).default_compile_level == 3
+    with pytest.warns(FutureWarning, match="no effect"):
+        ContinuousBatchingConfig(max_cached_graphs=4)
+
+
+def test_the_fields_are_those_of_transformers() -> None:
+    ours = {f.name: f.default for f in fields(ContinuousBatchingConfig)}
+    theirs = {f.name: f.default for f in fields(TransformersConfig)}
+    assert set(theirs) <= set(ours)
+    assert {n for n in theirs if theirs[n] != ours[n]} == set(), "the same defaults"
+
+
+def test_transformers_own_config_is_accepted_and_not_written_to() -> None:
+    theirs = TransformersConfig(page_size=8, scheduler_type="prefill_first", safety_margin=0.3)
+    before = dict(vars(theirs))
+    adopted = ContinuousBatchingConfig.adopt(theirs)
+    assert (adopted.page_size, adopted.scheduler_type, adopted.safety_margin) == (8, "prefill_first", 0.3)
+    assert vars(theirs) == before
+
+
+def test_a_config_of_another_version_keeps_our_defaults_for_what_it_lacks() -> None:
+    old = SimpleNamespace(scheduler_type="fifo", num_blocks=7)
+    assert ContinuousBatchingConfig.adopt(old) == ContinuousBatchingConfig(num_blocks=7)
+
+
+def test_adopt_copies_and_checks_what_was_changed_since() -> None:
+    config = ContinuousBatchingConfig(num_blocks=7)
+    copy = ContinuousBatchingConfig.adopt(config)
+    assert copy == config
+    assert copy is not config
+    config.page_size = 2
+    with pytest.raises(ValueError, match="page_size"):
+        ContinuousBatchingConfig.adopt(config)
+    assert ContinuousBatchingConfig.adopt(None) == ContinuousBatchingConfig()
+
+
+def test_something_else_is_not_a_config() -> None:
+    with pytest.raises(TypeError, match="must be a ContinuousBatchingConfig, got dict"):
+        ContinuousBatchingConfig.adopt({"page_size": 8})
+
+
+def test_hints_are_accepted_from_transformers() -> None:
+    theirs = TransformersHints(max_prompt_length=100, max_generated_length=28, num_requests=3)
+    assert WorkloadHints.adopt(theirs) == WorkloadHints(100, 28, 3)
+    assert WorkloadHints.adopt(None) == WorkloadHints()
