@@ -36,8 +36,8 @@ triton: Any
 tl: Any
 _missing: str | None
 try:
-    import triton
-    import triton.language as tl
+    import triton  # type: ignore[no-redef]
+    import triton.language as tl  # type: ignore[no-redef]
 
     _missing = None
 except ImportError as error:

@@ -1,0 +1,72 @@
+"""Attention through this project's Triton kernels: any page size of at least 4, sliding windows, soft-cap, fp32 too."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+
+from engine.attention.metadata import AttentionMetadata
+from engine.kernels import paged_decode, paged_prefill, why_no_triton
+
+HEAD_DIMS = range(32, 257)
+"""Head sizes the kernels have tiles for."""
+
+
+def why_not_triton(device: torch.device, dtype: torch.dtype, head_dim: int, page_size: int) -> str | None:
+    """The reason why this backend cannot serve, or None if it can."""
+    if dtype not in (torch.float32, torch.bfloat16, torch.float16):
+        return f"it takes float32, bfloat16 or float16, the model is {str(dtype).removeprefix('torch.')}"
+    if head_dim not in HEAD_DIMS or head_dim % 8:
+        return f"it takes head sizes from 32 to 256 in steps of 8, the model has {head_dim}"
+    if page_size < 4:
+        return f"its pages have at least 4 tokens, page_size is {page_size}"
+    return why_no_triton(device)
+
+
+class TritonAttention:
+    """Decode rows by the split-key kernel, prefill rows by the varlen kernel, both into one output. Neither needs a
+    length on the host, so both calls may be recorded in a CUDA graph."""
+
+    name: ClassVar[str] = "triton"
+    capturable: ClassVar[bool] = True
+
+    def attend(
+        self,
+        query: torch.Tensor,
+        key_cache: torch.Tensor,
+        value_cache: torch.Tensor,
+        metadata: AttentionMetadata,
+        group: int,
+        scale: float,
+        softcap: float | None,
+    ) -> torch.Tensor:
+        tables = metadata.groups[group]
+        rows = metadata.num_decode
+        output = torch.empty_like(query, memory_format=torch.contiguous_format)
+        if rows:
+            paged_decode(
+                query[:rows],
+                key_cache,
+                value_cache,
+                tables.block_table[:rows],
+                metadata.kv_lengths[:rows],
+                scale,
+                tables.window,
+                softcap,
+                out=output[:rows],
+            )
+        if metadata.cu_query is not None:
+            paged_prefill(
+                query[rows:],
+                key_cache,
+                value_cache,
+                tables.block_table[rows:],
+                metadata.cu_query,
+                metadata.kv_lengths[rows:],
+                scale,
+                tables.window,
+                softcap,
+                out=output[rows:],
+            )
+        return output

@@ -1,0 +1,118 @@
+"""Compile every kernel for a GPU that need not be there: run as a program, it prints one JSON line per compiled kernel.
+
+The wrappers are called with tensors on the CPU; instead of being launched, each kernel is compiled for the compute
+capability in argv[1] with the launch's own types, constants and options.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from triton.runtime.jit import JITFunction
+
+from engine import kernels
+
+POINTERS = {
+    torch.float32: "*fp32",
+    torch.bfloat16: "*bf16",
+    torch.float16: "*fp16",
+    torch.int32: "*i32",
+    torch.int64: "*i64",
+}
+
+
+CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+
+
+def resources(cubin: bytes) -> dict[str, int]:
+    """Registers of a thread and bytes of stack (spilled registers among them)."""
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        text = subprocess.run([CUOBJDUMP, "--dump-resource-usage", file.name], capture_output=True, text=True).stdout
+    return {name: int(re.search(rf"{name}:(\d+)", text).group(1)) for name in ("REG", "STACK")}  # type: ignore[union-attr]
+
+
+def compile_instead(kernel: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> None:
+    names = [parameter.name for parameter in kernel.params]
+    values = dict(zip(names, args, strict=False)) | {name: kwargs.pop(name) for name in names if name in kwargs}
+    signature, constants, attributes = {}, {}, {}
+    for index, parameter in enumerate(kernel.params):
+        value = values[parameter.name]
+        # As a launch does: an integer of 1 is a constant of the kernel.
+        one = isinstance(value, int) and value == 1 and not parameter.do_not_specialize
+        if parameter.is_constexpr or one:
+            signature[parameter.name] = "constexpr"
+            constants[(index,)] = value
+            continue
+        if isinstance(value, torch.Tensor):
+            signature[parameter.name] = POINTERS[value.dtype]
+        else:
+            signature[parameter.name] = "i32" if isinstance(value, int) else "fp32"
+        aligned = isinstance(value, torch.Tensor) or (isinstance(value, int) and value % 16 == 0)
+        if aligned and not parameter.do_not_specialize:
+            attributes[(index,)] = [["tt.divisibility", 16]]
+    source = ASTSource(kernel, signature, constants, attributes)
+    compiled = triton.compile(source, target=GPUTarget("cuda", int(sys.argv[1]), 32), options=kwargs)
+    ptx = compiled.asm["ptx"]
+    sizes = {str(name): value for name, value in values.items() if isinstance(value, (int, float)) and name.isupper()}
+    report = {
+        "kernel": kernel.__name__,
+        "sizes": sizes,
+        "dtype": str(next(v.dtype for v in values.values() if isinstance(v, torch.Tensor))).removeprefix("torch."),
+        "shared": compiled.metadata.shared,
+        **resources(compiled.asm["cubin"]),
+        "tensor_cores": "mma" in ptx,
+        "wgmma": "wgmma" in ptx,
+        "wide_loads": ptx.count("ld.global.v4.b32"),
+        "wide_async_copies": ptx.count("cp.async.cg"),
+    }
+    print("COMPILED", json.dumps(report), flush=True)
+
+
+def attention(dtype: torch.dtype, heads: int, kv_heads: int, dim: int, page: int, window: Any, softcap: Any) -> None:
+    cache = torch.empty(2, 8, page, kv_heads, dim, dtype=dtype)
+    table, lengths = torch.zeros(4, 64, dtype=torch.int32), torch.ones(4, dtype=torch.int32)
+    query, cu_query = torch.empty(4, heads, dim, dtype=dtype), torch.arange(5, dtype=torch.int32)
+    scale = dim**-0.5
+    kernels.paged_decode(query, *cache, table, lengths, scale, window, softcap)
+    kernels.paged_decode(query, *cache, table, lengths, scale, window, softcap, splits=1)
+    kernels.paged_prefill(query, *cache, table, cu_query, lengths, scale, window, softcap)
+
+
+def rowwise(dtype: torch.dtype) -> None:
+    x, weight = torch.empty(4, 2560, dtype=dtype), torch.empty(2560, dtype=dtype)
+    kernels.rms_norm(x, weight, 1e-6)
+    kernels.add_rms_norm(x, x.clone(), weight, 1e-6, unit_offset=True)
+    kernels.silu_mul(x)
+    kernels.gelu_tanh_mul(x)
+    kernels.greedy_argmax(torch.empty(4, 151936, dtype=dtype))
+    cache, slots = torch.empty(2, 8, 16, 8, 128, dtype=dtype), torch.zeros(4, dtype=torch.int64)
+    qkv, table = torch.empty(4, 48 * 128, dtype=dtype), torch.empty(64, 128)
+    norm = torch.empty(128, dtype=dtype)
+    kernels.rope_and_write(qkv, table, table, slots, *cache, positions=slots.int(), query_norm=norm, key_norm=norm)
+    kernels.rope_and_write(qkv, table[:4], table[:4], slots, *cache)
+    kernels.write_kv(qkv[:, :1024].view(4, 8, 128), qkv[:, 1024:2048].view(4, 8, 128), *cache, slots)
+
+
+if __name__ == "__main__":
+    JITFunction.run = compile_instead
+    attention(torch.bfloat16, 32, 8, 128, 256, None, None)
+    attention(torch.bfloat16, 32, 8, 128, 16, None, None)
+    if "all" in sys.argv:
+        attention(torch.bfloat16, 16, 8, 256, 32, 4096, 50.0)
+        attention(torch.float16, 32, 4, 96, 12, None, None)
+        attention(torch.bfloat16, 12, 12, 64, 16, 512, None)
+        attention(torch.float32, 8, 2, 128, 16, None, None)
+        attention(torch.float32, 8, 2, 256, 16, None, 50.0)
+    rowwise(torch.bfloat16)

@@ -1,0 +1,70 @@
+"""The kernels compiled for Hopper on a machine that need not have a GPU: what the compiler made of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+PROJECT = Path(__file__).resolve().parents[2]
+SHARED_MEMORY = 227 * 1024
+"""What a program of an H100 or H200 may have."""
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    pytest.importorskip("triton")
+    environment = os.environ | {
+        "PYTHONPATH": str(PROJECT),
+        "OMP_NUM_THREADS": "1",
+        "TRITON_CACHE_DIR": str(tmp_path_factory.mktemp("triton")),
+    }
+    environment.pop("TRITON_INTERPRET", None)
+    command = [sys.executable, str(Path(__file__).with_name("compile_kernels.py")), "90"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return [
+        json.loads(line.removeprefix("COMPILED ")) for line in done.stdout.splitlines() if line.startswith("COMPILED ")
+    ]
+
+
+def test_every_kernel_compiles_and_keeps_its_values_in_registers(compiled: list[dict[str, Any]]) -> None:
+    assert {report["kernel"] for report in compiled} == {
+        "_chunk_kernel",
+        "_decode_kernel",
+        "_gated_kernel",
+        "_merge_kernel",
+        "_norm_kernel",
+        "_pick_kernel",
+        "_prefill_kernel",
+        "_rope_kernel",
+        "_write_kernel",
+    }
+    for report in compiled:
+        assert report["shared"] <= SHARED_MEMORY, report
+        assert report["STACK"] == 0, report
+
+
+def test_attention_uses_tensor_cores_and_copies_16_bytes_at_a_time(compiled: list[dict[str, Any]]) -> None:
+    decode = [report for report in compiled if report["kernel"] == "_decode_kernel"]
+    prefill = [report for report in compiled if report["kernel"] == "_prefill_kernel"]
+    assert len(decode) == 4  # pages of 256 and 16, split and whole
+    assert len(prefill) == 2
+    for report in (*decode, *prefill):
+        assert report["tensor_cores"], report
+        assert report["wide_async_copies"] > 0, report
+    for report in prefill:
+        assert report["wgmma"], report
+    # Three programs on a multiprocessor: enough loads in flight for its share of the memory's bandwidth.
+    assert max(report["shared"] for report in decode) <= SHARED_MEMORY // 3
+
+
+def test_elementwise_kernels_load_16_bytes_at_a_time(compiled: list[dict[str, Any]]) -> None:
+    for report in compiled:
+        if report["kernel"] in ("_norm_kernel", "_gated_kernel", "_rope_kernel", "_write_kernel", "_chunk_kernel"):
+            assert report["wide_loads"] > 0, report
