@@ -42,6 +42,8 @@ class ContinuousBatchingConfig:
         per_request_processors: requests may set their own temperature, top_k and top_p.
         drop_unsupported_processors: accepted for compatibility; the engine refuses what it cannot do, it drops nothing.
         disable_nccl_graph_mixing, cpu_group_timeout: tensor parallelism only.
+        use_fused_forward: run known families (Llama, Mistral, Qwen2, Qwen3, Gemma2) through the engine's own fused
+            forward pass; None = where the model allows it, False = transformers' forward pass. Not in transformers.
         use_default_compile_configs, max_cached_graphs, block_size: deprecated.
     """
 
@@ -71,6 +73,7 @@ class ContinuousBatchingConfig:
     drop_unsupported_processors: bool = True
     disable_nccl_graph_mixing: bool = True
     cpu_group_timeout: float | None = 300.0
+    use_fused_forward: bool | None = None
     use_default_compile_configs: bool | None = None
     max_cached_graphs: int | None = None
     block_size: int | None = None
@@ -120,8 +123,9 @@ class ContinuousBatchingConfig:
         ):
             if not isinstance(getattr(self, name), bool):
                 raise ValueError(f"{name} must be True or False, got {getattr(self, name)!r}")
-        if self.use_async_batching not in (None, True, False):
-            raise ValueError(f"use_async_batching must be True, False or None, got {self.use_async_batching!r}")
+        for name in ("use_async_batching", "use_fused_forward"):
+            if getattr(self, name) not in (None, True, False):
+                raise ValueError(f"{name} must be True, False or None, got {getattr(self, name)!r}")
         if self.scheduler_type not in SCHEDULERS:
             raise ValueError(f"scheduler_type must be one of {', '.join(SCHEDULERS)}, got {self.scheduler_type!r}")
         graphs = self.use_cuda_graph

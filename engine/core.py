@@ -54,6 +54,10 @@ class EngineCore:
         """Do once what the first steps would otherwise wait for (graph capture)."""
         self.runner.warm_up()
 
+    def close(self) -> None:
+        """Release the device's memory and leave the model as it was found."""
+        self.runner.close()
+
     @property
     def has_work(self) -> bool:
         return bool(self.requests or self._launched)

@@ -110,6 +110,11 @@ class ContinuousBatchingManager:
             self._core = EngineCore(self.model, self.shape, self.resolved_config, self.stats, self._deliver)
             self._core.warm_up()
 
+    def _release_core(self) -> None:
+        if self._core is not None:
+            self._core.close()
+            self._core = None
+
     def is_running(self) -> bool:
         """Whether the loop's thread is alive."""
         return self._thread is not None and self._thread.is_alive()
@@ -160,7 +165,7 @@ class ContinuousBatchingManager:
                 return
             self._thread = None
             if not keep_for_next_session:
-                self._core = None
+                self._release_core()
         if hard_stop and self._thread is None:
             self._fail_unserved()
 
@@ -174,7 +179,7 @@ class ContinuousBatchingManager:
         if self._destroyed:
             return
         self.stop(hard_stop=True)
-        self._core = None
+        self._release_core()
         self._destroyed = True
         if self.shape.device.type == "cuda":
             torch.cuda.empty_cache()
@@ -343,7 +348,7 @@ class ContinuousBatchingManager:
             logger.exception("the loop ends: all live requests fail")
             self._failure = error
             self._fail_everything(core, f"{type(error).__name__}: {error}")
-            self._core = None  # whatever state the exception left behind is not used again
+            self._release_core()  # whatever state the exception left behind is not used again
         finally:
             self._ended = True
             self._router.wake()

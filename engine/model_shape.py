@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from engine.cache import CacheLayout
+from engine.models.families import why_not_fused
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,6 +17,7 @@ class ModelShape:
 
     Attributes:
         windows: by layer, the sliding window in tokens or None for full attention.
+        not_fusible: why the fused forward pass cannot run it; None if it can.
         max_positions: longest sequence the model was made for; None if it states none.
     """
 
@@ -31,6 +33,7 @@ class ModelShape:
     device: torch.device
     weight_bytes: int
     supports_flash: bool
+    not_fusible: str | None = None
 
     @classmethod
     def of(cls, model: Any) -> ModelShape:
@@ -74,6 +77,7 @@ class ModelShape:
             supports_flash=bool(
                 getattr(model, "_supports_flash_attn", getattr(model, "_supports_flash_attn_2", False))
             ),
+            not_fusible=why_not_fused(model),
         )
 
     def cache_layout(self, page_size: int) -> CacheLayout:

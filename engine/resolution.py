@@ -118,6 +118,7 @@ def resolve(
         _refuse_what_is_not_there,
         _scheduler,
         _attention,
+        _forward,
         _graphs_and_async,
         _sharing,
         _decode_table,
@@ -164,6 +165,15 @@ def _attention(r: _Resolution) -> None:
         r["page_size"],
     )
     r.set("attention_backend", choice.name, f"derived: {choice.reason}")
+
+
+def _forward(r: _Resolution) -> None:
+    obstacle = r.shape.not_fusible
+    if r.is_open("use_fused_forward"):
+        why = "derived: the model's family is known" if obstacle is None else f"derived: {obstacle}"
+        r.set("use_fused_forward", obstacle is None, why)
+    elif r["use_fused_forward"] and obstacle is not None:
+        raise ValueError(f"use_fused_forward=True cannot be met: {obstacle}; leave it at None")
 
 
 def _graphs_and_async(r: _Resolution) -> None:

@@ -66,6 +66,13 @@ class ContinuousEngineConfig(EngineConfig):
 
 
 @dataclass
+class OursEngineConfig(ContinuousEngineConfig):
+    """What this project's engine has besides; see ``engine.ContinuousBatchingConfig``."""
+
+    use_fused_forward: bool | None = None
+
+
+@dataclass
 class StaticEngineConfig(EngineConfig):
     """Padded ``model.generate`` in waves.
 
@@ -198,6 +205,7 @@ def register() -> None:
     store = ConfigStore.instance()
     store.store(name="bench_schema", node=BenchConfig)
     store.store(group="engine", name="continuous_schema", node=ContinuousEngineConfig)
+    store.store(group="engine", name="ours_schema", node=OursEngineConfig)
     store.store(group="engine", name="static_schema", node=StaticEngineConfig)
     store.store(group="model", name="model_schema", node=ModelConfig)
     store.store(group="measure", name="measure_schema", node=MeasureConfig)

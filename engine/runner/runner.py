@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 
-from engine.attention import BACKENDS, AttentionMetadata, ForwardContext, GroupTables, paged_attention
+from engine.attention import BACKENDS, AttentionMetadata, GroupTables
 from engine.model_shape import ModelShape
+from engine.models import BridgedModel, Executor, FusedDecoder
 from engine.resolution import ResolvedConfig
 from engine.runner.batch import BatchState, StepShape
-from engine.runner.cpu_linear import OneDnnLinears, onednn_linear_available
 from engine.runner.graphs import DecodeGraphs
 from engine.runner.kv_tensors import allocate_kv
 from engine.sampling import RandomRows, sample
@@ -81,14 +80,17 @@ class ModelRunner:
     def __init__(self, model: Any, shape: ModelShape, config: ResolvedConfig) -> None:
         self.model, self.shape, self.config = model, shape, config
         self.device = shape.device
-        self.backend = BACKENDS[config.attention_backend]()
-        self.layer_caches = allocate_kv(config.layout, config.num_blocks, shape.dtype, self.device)
+        backend = BACKENDS[config.attention_backend]()
+        caches = allocate_kv(config.layout, config.num_blocks, shape.dtype, self.device)
+        self.executor: Executor
+        if config.use_fused_forward:
+            self.executor = FusedDecoder(model, backend, caches, _longest(shape, config))
+        else:
+            self.executor = BridgedModel(model, backend, caches)
         self.windows = [group.window for group in config.layout.groups]
         self.batch = BatchState(config.layout, config.max_requests_per_batch)
         self.last_token = torch.zeros(config.max_requests_per_batch + 1, dtype=torch.int32, device=self.device)
         self._staging = _Staging(self.device) if self.device.type == "cuda" else None
-        faster = onednn_linear_available(self.device, shape.dtype)
-        self._linears: Callable[[], AbstractContextManager[Any]] = OneDnnLinears if faster else nullcontext
         self.graphs: DecodeGraphs | None = None
         self.graph_replays = 0
 
@@ -155,15 +157,11 @@ class ModelRunner:
             decode = ids[:num_decode]
             resolved = torch.where(decode < 0, self.last_token[views["slots"][:num_decode]], decode)
             ids = resolved if num_decode == len(ids) else torch.cat((resolved, ids[num_decode:]))
-        context = ForwardContext(self.backend, metadata, self.layer_caches)
-        with paged_attention(self.model, context), self._linears():
-            output = self.model(
-                input_ids=ids.long().unsqueeze(0),
-                position_ids=views["positions"].long().unsqueeze(0),
-                use_cache=False,
-                logits_to_keep=index.long(),
-            )
-        return output.logits[0]
+        return self.executor.logits(ids, views["positions"], metadata, index)
+
+    def close(self) -> None:
+        """Leave the model as it was found; the runner is not used again."""
+        self.executor.close()
 
     def group_tables(self, views: dict[str, torch.Tensor]) -> tuple[GroupTables, ...]:
         kv_slots = views["kv_slots"].long()
@@ -208,3 +206,8 @@ class ModelRunner:
         event = torch.cuda.Event()
         event.record()
         return home, logprobs, event
+
+
+def _longest(shape: ModelShape, config: ResolvedConfig) -> int:
+    """Positions that a request can reach: the model's, or what the whole cache holds where it states none."""
+    return shape.max_positions or config.num_blocks * config.page_size

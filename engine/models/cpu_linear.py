@@ -24,6 +24,11 @@ def onednn_linear_available(device: torch.device, dtype: torch.dtype) -> bool:
     )
 
 
+def onednn_linear(inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    """``torch.nn.functional.linear`` for fp32 tensors on a CPU."""
+    return torch.ops.mkldnn._linear_pointwise(inputs, weight, bias, "none", [], "")
+
+
 class OneDnnLinears(TorchFunctionMode):
     """Inside this context, fp32 linear layers of this thread run on oneDNN."""
 
@@ -31,6 +36,5 @@ class OneDnnLinears(TorchFunctionMode):
         self, func: Callable[..., Any], types: Iterable[type], args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         if func is torch.nn.functional.linear and not kwargs:
-            inputs, weight, *bias = args
-            return torch.ops.mkldnn._linear_pointwise(inputs, weight, bias[0] if bias else None, "none", [], "")
+            return onednn_linear(*args)
         return func(*args, **(kwargs or {}))

@@ -1,0 +1,105 @@
+"""The fused forward pass of Llama-style decoders.
+
+Nine launches a layer instead of some thirty: one matrix product for q, k and v and one for gate and up, the head norms,
+rotation and cache write in one kernel, each residual sum with the norm that follows it, and logits only for the rows
+that sample. fp32 results equal transformers' forward pass up to the order of sums.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from engine.attention import AttentionBackend, AttentionMetadata
+from engine.models.base import LayerCaches
+from engine.models.families import FAMILIES, activation_of
+from engine.models.operators import Operators
+from engine.models.weights import Matrix, release, take_layers
+
+
+class FusedDecoder:
+    """Runs a model of `engine.models.families` from its weights.
+
+    Args:
+        model: such a model; its q/k/v and gate/up parameters become views of fused matrices until `close`.
+        backend: attention backend.
+        caches: keys and values by layer.
+        max_positions: length of the rotary tables.
+    """
+
+    def __init__(self, model: Any, backend: AttentionBackend, caches: LayerCaches, max_positions: int) -> None:
+        self._model, self._backend, self._caches = model, backend, caches
+        self._family = FAMILIES[type(model).__name__]
+        config = model.config
+        self._eps = config.rms_norm_eps
+        self._op = Operators.choose(model.device, model.dtype)
+        self._activate = self._op.silu_mul if activation_of(config) == "silu" else self._op.gelu_tanh_mul
+        first = model.model.layers[0].self_attn
+        self._scale: float = first.scaling
+        self._softcap: float | None = getattr(config, "attn_logit_softcapping", None)
+        self._final_softcap: float | None = getattr(config, "final_logit_softcapping", None)
+        self._final_norm: torch.Tensor = model.model.norm.weight.data
+        self._head = Matrix.of(model.lm_head)
+        with torch.no_grad():
+            # transformers computes the angles in fp32 and rounds cos and sin to the model's dtype; so does the table.
+            positions = torch.arange(max_positions, device=model.device)[None]
+            like = torch.empty(1, dtype=model.dtype, device=model.device)
+            cos, sin = model.model.rotary_emb(like, positions)
+        half = cos.shape[-1] // 2
+        self._cos, self._sin = cos[0, :, :half].contiguous(), sin[0, :, :half].contiguous()
+        self._layers = take_layers(model)
+
+    def logits(
+        self, ids: torch.Tensor, positions: torch.Tensor, metadata: AttentionMetadata, index: torch.Tensor
+    ) -> torch.Tensor:
+        op, eps, offset = self._op, self._eps, self._family.unit_offset
+        residual = self._embed(ids)
+        tokens = residual.shape[0]
+        hidden = op.rms_norm(residual, self._layers[0].input_norm, eps, offset)
+        last = len(self._layers) - 1
+        for number, layer in enumerate(self._layers):
+            group, keys, values = self._caches[number]
+            qkv = op.linear(hidden, layer.qkv.weight, layer.qkv.bias)
+            query = op.rope_and_write(
+                qkv,
+                self._cos,
+                self._sin,
+                metadata.groups[group].kv_slots,
+                keys,
+                values,
+                positions,
+                layer.query_norm,
+                layer.key_norm,
+                eps,
+                offset,
+            )
+            attended = self._backend.attend(query, keys, values, metadata, group, self._scale, self._softcap)
+            hidden = op.linear(attended.view(tokens, -1), layer.out.weight, layer.out.bias)
+            if layer.post_attention_norm is not None:
+                hidden = op.rms_norm(hidden, layer.post_attention_norm, eps, offset)
+            hidden = op.add_rms_norm(hidden, residual, layer.pre_mlp_norm, eps, offset)
+            hidden = op.linear(hidden, layer.gate_up.weight, layer.gate_up.bias)
+            hidden = op.linear(self._activate(hidden), layer.down.weight, layer.down.bias)
+            if layer.post_mlp_norm is not None:
+                hidden = op.rms_norm(hidden, layer.post_mlp_norm, eps, offset)
+            if number < last:
+                hidden = op.add_rms_norm(hidden, residual, self._layers[number + 1].input_norm, eps, offset)
+        rows = index.long()
+        hidden = op.add_rms_norm(hidden[rows], residual[rows], self._final_norm, eps, offset)
+        logits = op.linear(hidden, self._head.weight, self._head.bias)
+        if self._final_softcap is not None:
+            logits = torch.tanh(logits / self._final_softcap) * self._final_softcap
+        return logits
+
+    def _embed(self, ids: torch.Tensor) -> torch.Tensor:
+        """Token embeddings [tokens, hidden], a fresh tensor that serves as the residual stream."""
+        embedding = self._model.model.embed_tokens
+        rows = torch.nn.functional.embedding(ids, embedding.weight)
+        if self._family.scaled_embedding:
+            rows = rows * embedding.embed_scale.to(rows.dtype)
+        return rows
+
+    def close(self) -> None:
+        """Give the model's parameters their own storages back."""
+        release(self._model)
