@@ -56,8 +56,9 @@ def write_report(directory: Path | str) -> Path:
 
 
 def _title(results: Results) -> str:
-    experiments = list(dict.fromkeys(results.runs["experiment"].dropna()))
-    return ", ".join(str(e) for e in experiments) or results.directory.resolve().name
+    """The experiment; for a sweep from the command line its variable; else the folder's name."""
+    named = (list(dict.fromkeys(results.runs[column].dropna())) for column in ("experiment", "variable"))
+    return next((", ".join(map(str, names)) for names in named if names), results.directory.resolve().name)
 
 
 def _head(title: str, results: Results, arms: Sequence[Arm]) -> str:
