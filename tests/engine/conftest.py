@@ -1,4 +1,4 @@
-"""Requests without a model, and a hand on the model's forward pass."""
+"""Requests without a model, and a hand on the steps of an engine."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 
 from engine.requests import Request
+from engine.runner import LaunchedStep, ModelRunner
 from engine.sampling import SamplingParams
+from engine.scheduler import StepPlan
 
 
 @pytest.fixture
@@ -31,17 +33,24 @@ def make_request() -> Callable[..., Request]:
     return build
 
 
-class ForwardGate:
-    """Holds a model's forward passes from the ``after``-th on until `open` is called."""
+class Steps:
+    """Stands in front of the runner: every step of an engine passes through here before it is launched."""
 
-    def __init__(self, model: Any, after: int) -> None:
-        self.calls = 0
+    calls = 0
+
+    def before_launch(self) -> None:
+        raise NotImplementedError
+
+
+class Gate(Steps):
+    """Holds all steps from the ``after``-th on until `open` is called."""
+
+    def __init__(self, after: int) -> None:
         self.reached = threading.Event()
         self._after = after
         self._open = threading.Event()
-        self._hook = model.register_forward_pre_hook(self._wait)
 
-    def _wait(self, *_: Any) -> None:
+    def before_launch(self) -> None:
         self.calls += 1
         if self.calls > self._after:
             self.reached.set()
@@ -50,39 +59,50 @@ class ForwardGate:
     def open(self) -> None:
         self._open.set()
 
-    def remove(self) -> None:
-        self.open()
-        self._hook.remove()
+
+class Failure(Steps):
+    """Raises at the ``n``-th step."""
+
+    def __init__(self, n: int, error: Exception) -> None:
+        self._n, self._error = n, error
+
+    def before_launch(self) -> None:
+        self.calls += 1
+        if self.calls == self._n:
+            raise self._error
 
 
 @pytest.fixture
-def gate() -> Iterator[Callable[..., ForwardGate]]:
-    """Stop the engine at a chosen step, so that a test can act in the middle of a generation."""
-    gates: list[ForwardGate] = []
+def steps(monkeypatch: pytest.MonkeyPatch) -> list[Steps]:
+    """What stands in front of the runner in this test."""
+    active: list[Steps] = []
+    launch = ModelRunner.launch
 
-    def build(model: Any, after: int = 0) -> ForwardGate:
-        gates.append(ForwardGate(model, after))
+    def watched(self: ModelRunner, plan: StepPlan) -> LaunchedStep:
+        for each in active:
+            each.before_launch()
+        return launch(self, plan)
+
+    monkeypatch.setattr(ModelRunner, "launch", watched)
+    return active
+
+
+@pytest.fixture
+def gate(steps: list[Steps]) -> Iterator[Callable[..., Gate]]:
+    """Stop the engine at a chosen step, so that a test can act in the middle of a generation."""
+    gates: list[Gate] = []
+
+    def build(after: int = 0) -> Gate:
+        gates.append(Gate(after))
+        steps.append(gates[-1])
         return gates[-1]
 
     yield build
     for each in gates:
-        each.remove()
+        each.open()
 
 
 @pytest.fixture
-def fail_forward() -> Iterator[Callable[..., None]]:
-    """Let a model's ``n``-th forward pass from now raise."""
-    hooks = []
-
-    def arm(model: Any, n: int, error: Exception) -> None:
-        calls = itertools.count(1)
-
-        def hook(*_: Any) -> None:
-            if next(calls) == n:
-                raise error
-
-        hooks.append(model.register_forward_pre_hook(hook))
-
-    yield arm
-    for hook in hooks:
-        hook.remove()
+def fail_step(steps: list[Steps]) -> Callable[[int, Exception], None]:
+    """Let the ``n``-th step from now raise."""
+    return lambda n, error: steps.append(Failure(n, error))

@@ -137,8 +137,8 @@ def test_a_bad_or_unknown_sampling_value_is_the_requests_fault(admission: Callab
     admit = admission(GenerationConfig(max_new_tokens=4, do_sample=True), per_request_processors=True)
     with pytest.raises(InvalidRequest, match="temperature must be >= 0"):
         admit([1], temperature=-1)
-    with pytest.raises(InvalidRequest, match="unknown sampling parameter 'min_p'"):
-        admit([1], min_p=0.1)
+    with pytest.raises(InvalidRequest, match="unknown sampling parameter 'warmth'"):
+        admit([1], warmth=0.1)
 
 
 def test_requests_without_a_seed_get_different_ones_from_the_base_seed(admission: Callable[..., Admit]) -> None:

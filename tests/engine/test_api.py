@@ -36,7 +36,7 @@ def engine_threads() -> list[threading.Thread]:
 
 
 def test_a_batch_of_unequal_prompts(m1: Any, c1: C1, reference: Reference) -> None:
-    """A-gb-01, A-gb-02: in order of the inputs though they are sorted inside, prompts excluded, nothing left running."""
+    """A-gb-01, A-gb-02: in order of the inputs though sorted inside, prompts excluded, nothing left running."""
     outputs = generate_batch(m1, PROMPTS, GREEDY, c1())
     assert list(outputs) == [f"req_{i}" for i in range(5)]
     assert [o.prompt_ids for o in outputs.values()] == PROMPTS
@@ -103,9 +103,9 @@ def test_no_inputs_no_outputs(m1: Any) -> None:
     assert generate_batch(m1, []) == {}
 
 
-def test_a_failure_of_the_loop_is_in_every_result(m1: Any, c1: C1, fail_forward: Any) -> None:
+def test_a_failure_of_the_loop_is_in_every_result(m1: Any, c1: C1, fail_step: Any) -> None:
     for n in (1, 4):
-        fail_forward(m1, n, RuntimeError("no luck"))
+        fail_step(n, RuntimeError("no luck"))
         outputs = generate_batch(m1, PROMPTS, GREEDY, c1())
         assert [o.error for o in outputs.values()] == ["RuntimeError: no luck"] * 5
 
@@ -129,14 +129,18 @@ def test_leaving_the_context_stops_and_destroys(m1: Any, c1: C1, reference: Refe
 
 
 def test_an_exception_in_the_context_propagates_and_ends_open_requests(m1: Any, c1: C1) -> None:
-    with (
-        pytest.raises(KeyError, match="mine"),
-        continuous_batching_context_manager(m1, GREEDY, continuous_batching_config=c1()) as manager,
-    ):
-        manager.add_request(PROMPTS[0], max_new_tokens=100)
-        raise KeyError("mine")
+    managers = []
+
+    def body() -> None:
+        with continuous_batching_context_manager(m1, GREEDY, continuous_batching_config=c1()) as manager:
+            managers.append(manager)
+            manager.add_request(PROMPTS[0], max_new_tokens=100)
+            raise KeyError("mine")
+
+    with pytest.raises(KeyError, match="mine"):
+        body()
     assert engine_threads() == []
-    assert manager.get_result().status is RequestStatus.FAILED
+    assert managers[0].get_result().status is RequestStatus.FAILED
 
 
 def test_a_persistent_manager_is_used_again_and_never_with_stale_settings(

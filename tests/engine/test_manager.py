@@ -66,7 +66,7 @@ def test_hard_stop_fails_everything_at_once_and_keeps_partial_tokens(
 ) -> None:
     """A-stop-03."""
     manager = open_manager(num_blocks=300, max_requests_per_batch=3)
-    g = gate(m1, after=6)
+    g = gate(after=6)
     for i in range(4):
         manager.add_request(PROMPTS[i], request_id=f"r{i}", max_new_tokens=200)
     assert g.reached.wait(10)
@@ -116,7 +116,7 @@ def test_start_after_stop_begins_a_second_run_with_equal_results(
 
 def test_start_waits_for_a_stop_in_progress(open_manager: Open, m1: Any, gate: Any, reference: Reference) -> None:
     manager = open_manager()
-    g = gate(m1, after=2)
+    g = gate(after=2)
     manager.add_request(PROMPTS[0], request_id="first")
     assert g.reached.wait(10)
     manager.stop(block=False)
@@ -145,7 +145,7 @@ def test_a_stop_that_does_not_end_in_time_says_so(
     open_manager: Open, m1: Any, gate: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     manager = open_manager()
-    g = gate(m1)
+    g = gate()
     manager.add_request(PROMPTS[0])
     assert g.reached.wait(10)
     with caplog.at_level(logging.WARNING):
@@ -161,7 +161,7 @@ def test_a_stop_that_does_not_end_in_time_says_so(
 def test_destroy_stops_first_is_final_and_harmless_when_repeated(open_manager: Open, m1: Any, gate: Any) -> None:
     """A-stop-06, A-stop-07."""
     manager = open_manager()
-    g = gate(m1, after=2)
+    g = gate(after=2)
     manager.add_request(PROMPTS[0], request_id="a", max_new_tokens=100)
     assert g.reached.wait(10)
     destroyer = started_thread(manager.destroy)
@@ -221,10 +221,10 @@ def test_the_cache_can_be_kept_for_the_next_session(open_manager: Open) -> None:
 
 
 def test_an_exception_in_a_step_fails_all_with_its_cause_and_the_manager_says_why(
-    open_manager: Open, m1: Any, fail_forward: Any, reference: Reference
+    open_manager: Open, m1: Any, fail_step: Any, reference: Reference
 ) -> None:
     manager = open_manager(max_requests_per_batch=2)
-    fail_forward(m1, 3, RuntimeError("the device is on fire"))
+    fail_step(3, RuntimeError("the device is on fire"))
     for i in range(3):
         manager.add_request(PROMPTS[i], request_id=f"r{i}", streaming=i == 1)
     started = time.monotonic()
@@ -250,12 +250,12 @@ def test_an_exception_in_a_step_fails_all_with_its_cause_and_the_manager_says_wh
 
 
 def test_a_restart_right_after_the_failure_is_seen_works(
-    open_manager: Open, m1: Any, fail_forward: Any, reference: Reference
+    open_manager: Open, m1: Any, fail_step: Any, reference: Reference
 ) -> None:
     """The failing thread may still be on its way out when its last output arrives."""
     manager = open_manager()
     for _ in range(5):
-        fail_forward(m1, 2, ValueError("again"))
+        fail_step(2, ValueError("again"))
         manager.add_request(PROMPTS[0])
         assert manager.get_result(timeout=10).status is RequestStatus.FAILED
         manager.start()
@@ -311,7 +311,7 @@ def test_cancel_frees_the_blocks_and_leaves_others_alone(
 ) -> None:
     """A-req-04."""
     manager = open_manager(allow_block_sharing=False)
-    g = gate(m1, after=4)
+    g = gate(after=4)
     manager.add_request(PROMPTS[0], request_id="a", max_new_tokens=40)
     manager.add_request(PROMPTS[1], request_id="b", max_new_tokens=20)
     assert g.reached.wait(10)
@@ -333,7 +333,7 @@ def test_cancel_frees_the_blocks_and_leaves_others_alone(
 
 def test_cancel_of_a_queued_request(open_manager: Open, m1: Any, gate: Any) -> None:
     manager = open_manager(max_requests_per_batch=1)
-    g = gate(m1, after=1)
+    g = gate(after=1)
     manager.add_request(PROMPTS[0], request_id="a")
     manager.add_request(PROMPTS[1], request_id="b")
     assert g.reached.wait(10)
@@ -348,7 +348,7 @@ def test_a_full_queue_refuses_after_a_while(
     open_manager: Open, m1: Any, gate: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     manager = open_manager(max_requests_per_batch=1, max_queue_size=2)
-    g = gate(m1)
+    g = gate()
     manager.add_request(PROMPTS[0])
     assert g.reached.wait(10)
     manager.add_request(PROMPTS[1])
@@ -408,11 +408,9 @@ def test_a_stream_has_one_output_a_token(open_manager: Open, m1: Any, reference:
 
 
 @pytest.mark.parametrize("end", ["cancel", "hard_stop", "failure"])
-def test_a_stream_ends_at_any_terminal_state(
-    end: str, open_manager: Open, m1: Any, gate: Any, fail_forward: Any
-) -> None:
+def test_a_stream_ends_at_any_terminal_state(end: str, open_manager: Open, m1: Any, gate: Any, fail_step: Any) -> None:
     manager = open_manager()
-    g = gate(m1, after=3)
+    g = gate(after=3)
     chunks: list[Any] = []
     manager.add_request(PROMPTS[0], request_id="s", streaming=True, max_new_tokens=100)
     consumer = started_thread(lambda: chunks.extend(manager.request_id_iter("s")))
@@ -422,7 +420,7 @@ def test_a_stream_ends_at_any_terminal_state(
     elif end == "hard_stop":
         manager.stop(block=False, hard_stop=True)
     else:
-        fail_forward(m1, 1, RuntimeError("broken"))
+        fail_step(1, RuntimeError("broken"))
     g.open()
     consumer.join(5)
     assert not consumer.is_alive()
@@ -475,15 +473,24 @@ def test_two_managers_on_one_model(open_manager: Open, m1: Any, reference: Refer
     assert m1.config._attn_implementation == "eager"
 
 
-def test_a_forward_pass_from_elsewhere_during_a_step_says_what_is_wrong(open_manager: Open, m1: Any, gate: Any) -> None:
-    manager = open_manager()
-    g = gate(m1.lm_head)
+def test_a_forward_pass_from_elsewhere_during_a_step_says_what_is_wrong(open_manager: Open, tiny_model: Any) -> None:
+    """For a model that is bridged through transformers' attention interface, in the middle of its forward pass."""
+    model = tiny_model("tiny-gpt2", "eager")
+    reached, go_on = threading.Event(), threading.Event()
+
+    def hold(*_: Any) -> None:
+        reached.set()
+        go_on.wait(20)
+
+    hook = model.lm_head.register_forward_pre_hook(hold)
+    manager = open_manager(model)
     manager.add_request(PROMPTS[0])
-    assert g.reached.wait(10)
+    assert reached.wait(10)
     with pytest.raises(RuntimeError, match="used by a running continuous batching manager"):
-        m1.model(torch.tensor([[1, 2, 3]]))
-    g.open()
+        model.transformer(torch.tensor([[1, 2, 3]]))
+    go_on.set()
     assert manager.get_result(timeout=10).status is RequestStatus.FINISHED
+    hook.remove()
 
 
 def test_a_model_in_training_does_not_drop_out_and_stays_in_training(open_manager: Open) -> None:

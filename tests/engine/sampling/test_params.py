@@ -45,5 +45,5 @@ def test_a_temperature_that_would_overflow_is_greedy() -> None:
 
 def test_override_keeps_the_rest_and_names_what_it_does_not_know() -> None:
     assert SamplingParams(temperature=0.5, top_k=3).override(top_p=0.9) == SamplingParams(0.5, 3, 0.9)
-    with pytest.raises(ValueError, match=r"unknown sampling parameter 'min_p'.*temperature, top_k, top_p, seed"):
-        SamplingParams().override(min_p=0.1)
+    with pytest.raises(ValueError, match=r"unknown sampling parameter 'warmth'.*temperature"):
+        SamplingParams().override(warmth=0.1)

@@ -1,0 +1,66 @@
+"""Which backend a model runs on, with the reason in words."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import engine.attention.selection as selection
+from engine.attention import choose_backend
+from engine.attention.flash import why_not_flash
+
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+
+
+def choose(requested: str | None, auto: bool = True, supports: bool = True, page_size: int = 256) -> tuple[str, str]:
+    choice = choose_backend(requested, auto, supports, CUDA, torch.bfloat16, 64, page_size)
+    return choice.name, choice.reason
+
+
+@pytest.fixture
+def flash_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a machine with a GPU and flash-attn, where only the page size can stand in the way."""
+    monkeypatch.setattr(
+        selection, "why_not_flash", lambda _d, _t, _h, page: None if page % 256 == 0 else "its pages are multiples"
+    )
+
+
+@pytest.mark.usefixtures("flash_installed")
+def test_eager_and_sdpa_models_are_switched_where_flash_can_serve() -> None:
+    """A-attn-03, A-attn-04."""
+    assert choose("sdpa") == ("flash_attention_2", "switched from sdpa (auto_switch_to_flash)")
+    assert choose("eager")[0] == "flash_attention_2"
+    assert choose("sdpa", auto=False) == ("sdpa", "the model was loaded with it")
+    assert choose("eager", supports=False)[0] == "eager"
+    assert choose("sdpa", page_size=16)[0] == "sdpa"
+
+
+@pytest.mark.usefixtures("flash_installed")
+def test_a_page_size_that_flash_cannot_do_takes_another_backend_and_says_so() -> None:
+    """A-page-05."""
+    assert choose("flash_attention_2")[0] == "flash_attention_2"
+    name, reason = choose("flash_attention_2", page_size=128)
+    assert name != "flash_attention_2"
+    assert "flash_attention_2 was asked for, but its pages are multiples" in reason
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ((CPU, torch.bfloat16, 64, 256), "needs a CUDA device, the model is on cpu"),
+        ((CUDA, torch.float32, 64, 256), "the model is float32"),
+        ((CUDA, torch.float16, 264, 256), "the model has 264"),
+        ((CUDA, torch.float16, 65, 256), "the model has 65"),
+        ((CUDA, torch.bfloat16, 64, 128), "page_size is 128"),
+    ],
+)
+def test_the_obstacle_is_named(arguments: Any, words: str) -> None:
+    obstacle = why_not_flash(*arguments)
+    assert obstacle is not None
+    assert words in obstacle
+
+
+def test_without_a_name_sdpa_is_the_default() -> None:
+    assert choose_backend(None, True, True, CPU, torch.float32, 64, 16).name == "sdpa"
