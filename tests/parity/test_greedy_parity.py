@@ -64,6 +64,20 @@ def test_pages_budgets_and_schedulers(
             assert max(s.decode_rows for s in result.steps) == len(PROMPTS), "all decode together"
 
 
+@pytest.mark.parametrize("budget", [7, 512])
+@arms
+def test_fused_and_bridged(
+    preset: str, attention: str, budget: int, tiny_model: Models, reference: Reference, run: Any
+) -> None:
+    """The engine's own forward pass where the family is known, and transformers' through its attention interface."""
+    model = tiny_model(preset, attention)
+    expected = [reference(model, p, NEW) for p in PROMPTS]
+    for fused in (None, False):
+        result = run(model, PROMPTS, NEW, page_size=16, num_blocks=60, max_batch_tokens=budget, use_fused_forward=fused)
+        assert result.tokens == expected
+        assert result.resolved.use_fused_forward is (fused is None and preset != "tiny-gpt2")
+
+
 @pytest.mark.parametrize("budget", [5, 64])
 @arms
 def test_preemption(
