@@ -116,7 +116,11 @@ def _by_repeat(arm: Arm, metric: str) -> dict[int, float]:
 def group_arms(results: Results) -> list[Arm]:
     """The arms of a set of results: facets in order of appearance, numeric values in their order inside."""
     groups: dict[tuple[str | None, ...], list[int]] = {}
-    for position, row in enumerate(results.runs.to_dict("records")):
+    rows = results.runs.to_dict("records")
+    devices = {_text(row, "device") for row in rows} - {None}
+    for position, row in enumerate(rows):
+        if len(devices) == 1 and _text(row, "device") is None:  # it failed before it had one
+            row["device"] = next(iter(devices))
         groups.setdefault(tuple(_text(row, name) for name in (*_FACET, *_SERIES)), []).append(position)
     keys = [dict(zip((*_FACET, *_SERIES), key, strict=True)) for key in groups]
     facet_names = _differing(keys, _FACET)

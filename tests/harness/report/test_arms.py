@@ -73,6 +73,13 @@ def test_devices_are_never_pooled_but_gpus_of_one_host_are(
     assert [(a.facet, len(a.runs)) for a in arms] == [("cpu", 1), ("cuda", 2)]
 
 
+def test_a_run_that_failed_before_it_had_a_device_stays_with_its_sweep(
+    tmp_path: Path, record_maker: Callable, writer: Callable
+) -> None:
+    records = [record_maker(f"m{d}", device=d, arm=str(d), variable="v", workload="w") for d in ("cpu", None)]
+    assert [a.facet for a in group_arms(read_results(writer(tmp_path, records)))] == ["", ""]
+
+
 def test_config_differences_have_roles(numeric_dir: Path, engines_dir: Path) -> None:
     results = read_results(numeric_dir)
     found = {d.field: d for d in config_differences(results, group_arms(results))}
