@@ -1,8 +1,7 @@
-"""What a request must be to be let in, and what of a GenerationConfig the engine honours."""
+"""What a request must be to be let in."""
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -11,63 +10,11 @@ from engine.model_shape import ModelShape
 from engine.requests import Request
 from engine.resolution import ResolvedConfig
 from engine.sampling import SamplingParams
-
-_NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "num_beams": (None, 1),
-    "num_return_sequences": (None, 1),
-    "repetition_penalty": (None, 1.0),
-    "encoder_repetition_penalty": (None, 1.0),
-    "no_repeat_ngram_size": (None, 0),
-    "encoder_no_repeat_ngram_size": (None, 0),
-    "bad_words_ids": (None,),
-    "min_length": (None, 0),
-    "min_new_tokens": (None, 0),
-    "min_p": (None, 0.0),
-    "top_h": (None,),
-    "typical_p": (None, 1.0),
-    "epsilon_cutoff": (None, 0.0),
-    "eta_cutoff": (None, 0.0),
-    "suppress_tokens": (None,),
-    "begin_suppress_tokens": (None,),
-    "forced_bos_token_id": (None,),
-    "forced_eos_token_id": (None,),
-    "sequence_bias": (None,),
-    "exponential_decay_length_penalty": (None,),
-    "guidance_scale": (None, 1.0),
-    "watermarking_config": (None,),
-    "stop_strings": (None,),
-    "max_time": (None,),
-    "prompt_lookup_num_tokens": (None,),
-    "penalty_alpha": (None,),
-    "dola_layers": (None,),
-}
-"""Settings that the engine does not do yet, with the values at which they do nothing. Anything else is refused: a
-setting is never dropped in silence."""
+from engine.sampling.generation import PROCESSORS, RANDOM, default_sampling, eos_ids
 
 
 class InvalidRequest(ValueError):
     """A request that can never be run; it is refused alone and disturbs no other."""
-
-
-def generation_defaults(config: Any, overrides: dict[str, Any]) -> Any:
-    """A private copy of a GenerationConfig with ``overrides`` applied.
-
-    Raises:
-        TypeError: an override that GenerationConfig does not know.
-        ValueError: a setting the engine does not do, or an override without effect.
-    """
-    config = copy.deepcopy(config)
-    unknown = config.update(**overrides)
-    if unknown:
-        raise TypeError(f"unknown generation setting {next(iter(unknown))!r}")
-    for name in ("temperature", "top_k", "top_p"):
-        if overrides.get(name) is not None and not config.do_sample:
-            raise ValueError(f"{name}={overrides[name]!r} has no effect on greedy choice; it needs do_sample=True")
-    for name, neutral in _NEUTRAL.items():
-        value = getattr(config, name, None)
-        if value not in neutral:
-            raise ValueError(f"{name}={value!r} is not supported by the engine; leave it at {neutral[-1]!r}")
-    return config
 
 
 def prefix_order(inputs: Sequence[Any]) -> list[int]:
@@ -82,23 +29,6 @@ def prefix_order(inputs: Sequence[Any]) -> list[int]:
     return sorted(range(len(inputs)), key=key, reverse=True)
 
 
-def default_sampling(config: Any) -> SamplingParams:
-    """Sampling settings that a GenerationConfig asks for; greedy unless ``do_sample``."""
-    if not config.do_sample:
-        return SamplingParams()
-    temperature = 1.0 if config.temperature is None else config.temperature
-    top_p = 1.0 if config.top_p is None else config.top_p
-    return SamplingParams(temperature=temperature, top_k=config.top_k or 0, top_p=top_p)
-
-
-def eos_ids(eos_token_id: int | Iterable[int] | None) -> frozenset[int]:
-    """The ids that end a request; negative ones mean "none"."""
-    if eos_token_id is None:
-        return frozenset()
-    ids = [eos_token_id] if isinstance(eos_token_id, int) else list(eos_token_id)
-    return frozenset(int(i) for i in ids if int(i) >= 0)
-
-
 class Admission:
     """Checks requests against a model and a resolved configuration.
 
@@ -111,6 +41,7 @@ class Admission:
     def __init__(self, shape: ModelShape, config: ResolvedConfig, generation: Any, seed: int) -> None:
         self._shape, self._config, self._generation, self._seed = shape, config, generation, seed
         self._sampling = default_sampling(generation)
+        self._check(self._sampling)
         self._eos = eos_ids(generation.eos_token_id)
 
     def admit(
@@ -123,21 +54,28 @@ class Admission:
         record_timestamps: bool,
         eos_token_id: int | Iterable[int] | None,
         sampling: dict[str, Any],
+        num_return_sequences: int | None = None,
     ) -> Request:
-        """Build a request, or raise `InvalidRequest` (a ValueError) naming the cause.
+        """Build a request with its children, or raise `InvalidRequest` (a ValueError) naming the cause.
 
         Args:
             number: how many requests came before it; its random stream derives from it and the base seed.
-            sampling: per-request overrides (temperature, top_k, top_p, seed).
+            sampling: per-request overrides, by field of `SamplingParams`.
+            num_return_sequences: it and its children; None = the GenerationConfig's.
         """
         try:
             prompt = self._prompt(input_ids)
             limit = self._new_tokens(len(prompt), max_new_tokens)
             eos = self._eos if eos_token_id is None else eos_ids(eos_token_id)
-            params = self._params(number, sampling)
+            params = self._params(number, sampling, len(prompt))
+            if params.min_new_tokens > limit:
+                raise ValueError(f"min_new_tokens={params.min_new_tokens} is more than max_new_tokens={limit}")
+            sequences = self._sequences(num_return_sequences)
         except ValueError as error:
             raise InvalidRequest(f"request {request_id!r}: {error}") from None
-        return Request.create(request_id, prompt, limit, eos, params, streaming, record_timestamps)
+        request = Request.create(request_id, prompt, limit, eos, params, streaming, record_timestamps)
+        request.bear(sequences - 1)
+        return request
 
     def _prompt(self, input_ids: Any) -> list[int]:
         ids = input_ids.tolist() if hasattr(input_ids, "tolist") else input_ids
@@ -158,6 +96,11 @@ class Admission:
         chunk = self._config.max_batch_tokens
         longest = self._shape.max_positions
         limit = self._generation.max_new_tokens if requested is None else requested
+        total = getattr(self._generation, "max_length", None)
+        if limit is None and total is not None:  # transformers counts the prompt here
+            if total <= prompt:
+                raise ValueError(f"{prompt} prompt tokens leave nothing of max_length={total}; set max_new_tokens")
+            limit = total - prompt
         if limit is None:  # until EOS, or as far as model and cache reach
             limit = (longest or self._config.num_blocks * layout.page_size) - prompt
             while limit > 1 and layout.blocks_needed(prompt + limit - 1, chunk) > self._config.num_blocks:
@@ -178,15 +121,47 @@ class Admission:
             )
         return limit
 
-    def _params(self, number: int, overrides: dict[str, Any]) -> SamplingParams:
+    def _sequences(self, requested: int | None) -> int:
+        count = self._generation.num_return_sequences if requested is None else requested
+        if count is None:
+            return 1
+        if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+            raise ValueError(f"num_return_sequences must be an integer >= 1, got {count!r}")
+        return count
+
+    def _params(self, number: int, overrides: dict[str, Any], prompt: int) -> SamplingParams:
         given = {name: value for name, value in overrides.items() if value is not None}
-        controls = sorted(set(given) - {"seed"})
-        if controls and not self._config.per_request_processors:
-            raise ValueError(
-                f"{controls[0]} can be set per request only with ContinuousBatchingConfig(per_request_processors=True)"
-            )
-        if controls and not self._generation.do_sample:
-            raise ValueError(f"{controls[0]} needs GenerationConfig(do_sample=True); it has no effect on greedy choice")
+        generation, defaults = self._generation, self._sampling
+        if given:
+            params = defaults.override(**given)
+            self._check(params)
+            changed = [
+                name for name in PROCESSORS if name in given and getattr(params, name) != getattr(defaults, name)
+            ]
+            if changed and not self._config.per_request_processors:
+                raise ValueError(
+                    f"{changed[0]} can be set per request only with "
+                    "ContinuousBatchingConfig(per_request_processors=True)"
+                )
+            if not generation.do_sample:
+                for name in changed:
+                    if name in RANDOM:
+                        raise ValueError(
+                            f"{name} needs GenerationConfig(do_sample=True); it has no effect on greedy choice"
+                        )
+        implied: dict[str, Any] = {}
         if "seed" not in given:
-            given["seed"] = (self._seed << 32) + number
-        return self._sampling.override(**given)
+            implied["seed"] = (self._seed << 32) + number
+        # transformers' min_length counts the prompt and gives way to min_new_tokens.
+        if "min_new_tokens" not in given and generation.min_new_tokens is None and generation.min_length:
+            implied["min_new_tokens"] = max(0, generation.min_length - prompt)
+        return defaults.override(**given, **implied)
+
+    def _check(self, params: SamplingParams) -> None:
+        params.check_vocabulary(self._shape.vocab_size)
+        if self._config.return_logprobs:
+            return
+        for name, neutral in (("top_logprobs", 0), ("logprobs_mode", "processed")):
+            value = getattr(params, name)
+            if value != neutral:
+                raise ValueError(f"{name}={value!r} needs ContinuousBatchingConfig(return_logprobs=True)")

@@ -12,11 +12,12 @@ from weakref import WeakKeyDictionary
 
 from tqdm.auto import tqdm
 
-from engine.admission import InvalidRequest, generation_defaults, prefix_order
+from engine.admission import InvalidRequest, prefix_order
 from engine.config import ContinuousBatchingConfig, WorkloadHints
 from engine.manager import ContinuousBatchingManager
-from engine.requests import FinishReason, GenerationOutput, Request, RequestStatus
+from engine.requests import FinishReason, GenerationOutput, Request, RequestStatus, child_id
 from engine.sampling import SamplingParams
+from engine.sampling.generation import generation_defaults
 
 logger = logging.getLogger(__name__)
 
@@ -115,11 +116,13 @@ def generate_batch(
         record_timestamps: note when each token reached the host.
         progress_bar: show one (only on a terminal).
         persistent_manager: keep the manager on the model for the next use.
-        generation_kwargs: fields of GenerationConfig for this call (``max_new_tokens=64``).
+        generation_kwargs: fields of GenerationConfig for this call (``max_new_tokens=64``), and the engine's own
+            presence_penalty, frequency_penalty, logit_bias, stop_sequences, top_logprobs, logprobs_mode.
 
     Returns:
-        By request id, in the order of ``inputs``. A request that can never be run is there as FAILED with the cause,
-        beside the others' results.
+        By request id, in the order of ``inputs``; with ``num_return_sequences=n`` each prompt's n - 1 children come
+        before it, as in transformers: ``req_0__child#0``, …, ``req_0``. A request that can never be run is there as
+        FAILED with the cause, beside the others' results.
 
     Raises:
         TypeError: an unknown keyword.
@@ -129,10 +132,11 @@ def generate_batch(
         return {}
     base = model.generation_config if generation_config is None else generation_config
     generation = generation_defaults(base, generation_kwargs)
+    sequences = generation.num_return_sequences or 1
     hints = WorkloadHints(
         max_prompt_length=max(len(prompt) if hasattr(prompt, "__len__") else 0 for prompt in inputs),
         max_generated_length=generation.max_new_tokens or 0,
-        num_requests=len(inputs),
+        num_requests=len(inputs) * sequences,
     )
     results: dict[str, GenerationOutput] = {}
     with continuous_batching_context_manager(
@@ -143,24 +147,26 @@ def generate_batch(
         # A manager that outlives this call is not cut to this call's requests.
         workload_hints=None if persistent_manager else hints,
     ) as manager:
-        ids: dict[int, str] = {}
+        families = {
+            i: [*(child_id(f"req_{i}", child) for child in range(sequences - 1)), f"req_{i}"]
+            for i in range(len(inputs))
+        }
         order = list(range(len(inputs)))
         if manager.resolved_config.allow_block_sharing:
             order = prefix_order(inputs)
         for i in order:
-            ids[i] = f"req_{i}"
             try:
-                manager.add_request(inputs[i], request_id=ids[i], record_timestamps=record_timestamps)
+                manager.add_request(inputs[i], request_id=f"req_{i}", record_timestamps=record_timestamps)
             except InvalidRequest as error:
-                results[ids[i]] = _refused(ids[i], inputs[i], str(error))
+                results.update({name: _refused(name, inputs[i], str(error)) for name in families[i]})
         with tqdm(
-            total=len(inputs), initial=len(results), unit="request", disable=None if progress_bar else True
+            total=len(inputs) * sequences, initial=len(results), unit="request", disable=None if progress_bar else True
         ) as bar:
             for output in manager:
                 if output.is_finished():
                     results[output.request_id] = output
                     bar.update()
-    return {ids[i]: results[ids[i]] for i in range(len(inputs))}
+    return {name: results[name] for family in families.values() for name in family}
 
 
 def destroy_cached_continuous_batching_manager(model: Any) -> None:

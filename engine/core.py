@@ -63,8 +63,9 @@ class EngineCore:
         return bool(self.requests or self._launched)
 
     def add(self, request: Request) -> None:
-        """Take a validated request; it ends in exactly one terminal output."""
-        self.requests[request.request_id] = request
+        """Take a validated request with its children; each ends in exactly one terminal output."""
+        for member in (request, *request.children):
+            self.requests[member.request_id] = member
         self.scheduler.add(request)
 
     def step(self) -> None:
@@ -99,14 +100,14 @@ class EngineCore:
             self._deliver([GenerationOutput(request) for request in requests])
 
     def _collect(self, launched: LaunchedStep, record: StepRecord) -> None:
-        tokens, logprobs = launched.wait()
+        chosen = zip(*launched.wait(), strict=True)
         outputs = []
-        for row, token, logprob in zip(launched.rows, tokens, logprobs, strict=True):
+        for row, (token, logprob, top) in zip(launched.rows, chosen, strict=True):
             request = row.request
             request.num_in_flight -= 1
             if request.is_over:  # it ended while this step was on its way: a wasted row, never an extra token
                 continue
-            over = request.append(token, logprob)
+            over = request.append(token, logprob, top)
             if over:
                 self._end(request, RequestStatus.FINISHED)
             else:
@@ -135,6 +136,7 @@ class EngineCore:
     def _note_admissions(self, plan: StepPlan) -> None:
         self.stats.prefix_query_tokens += plan.prefix_query_tokens
         self.stats.prefix_hit_tokens += plan.prefix_hit_tokens
+        self.stats.forks += plan.num_forked
         now = time.perf_counter()
         for request in plan.admitted:
             request.admitted_time = now

@@ -13,13 +13,14 @@ from typing import Any
 
 import torch
 
-from engine.admission import Admission, generation_defaults, prefix_order
+from engine.admission import Admission, prefix_order
 from engine.config import ContinuousBatchingConfig, WorkloadHints
 from engine.core import EngineCore
 from engine.model_shape import ModelShape
 from engine.output_router import OutputRouter
 from engine.requests import GenerationOutput, Request, RequestStatus
 from engine.resolution import ResolvedConfig, resolve
+from engine.sampling.generation import generation_defaults
 from engine.stats import EngineStats, StepRecord
 
 logger = logging.getLogger(__name__)
@@ -194,6 +195,7 @@ class ContinuousBatchingManager:
         streaming: bool = False,
         record_timestamps: bool = False,
         eos_token_id: int | Iterable[int] | None = None,
+        num_return_sequences: int | None = None,
         **sampling: Any,
     ) -> str | None:
         """Queue one request.
@@ -205,7 +207,11 @@ class ContinuousBatchingManager:
             streaming: deliver an output after every token.
             record_timestamps: note when each token reached the host.
             eos_token_id: id or ids that end it; None = the GenerationConfig's, -1 = none.
-            sampling: temperature, top_k, top_p (with ``per_request_processors``) and seed of this request.
+            num_return_sequences: generate so many sequences of the prompt, each a request of its own with its own
+                outputs: this one and its children ``<id>__child#0`` …; None = the GenerationConfig's.
+            sampling: fields of `engine.sampling.SamplingParams` for this request. What changes logits (temperature,
+                filters, penalties, bias) needs ``per_request_processors``; seed, stop_sequences, top_logprobs and
+                logprobs_mode do not.
 
         Returns:
             Its id, or None with a warning if the manager has been stopped.
@@ -224,7 +230,15 @@ class ContinuousBatchingManager:
             self._counter += 1
             wanted = self._free_id(number) if request_id is None else request_id
         request = self._admission.admit(
-            wanted, number, input_ids, max_new_tokens, streaming, record_timestamps, eos_token_id, sampling
+            wanted,
+            number,
+            input_ids,
+            max_new_tokens,
+            streaming,
+            record_timestamps,
+            eos_token_id,
+            sampling,
+            num_return_sequences,
         )
         self._wait_for_room()
         with self._changed:
@@ -233,10 +247,12 @@ class ContinuousBatchingManager:
                 logger.warning("the manager has been stopped: request %r is refused", wanted)
                 return None
             if request_id is None:
-                request.request_id = self._free_id(number)  # the one chosen above may have been taken meanwhile
-            elif request_id in self._live:
-                raise ValueError(f"request id {request_id!r} is in use by a live request; choose another")
-            self._live[request.request_id] = request
+                request.rename(self._free_id(number))  # the one chosen above may have been taken meanwhile
+            family = (request, *request.children)
+            for member in family:
+                if member.request_id in self._live:
+                    raise ValueError(f"request id {member.request_id!r} is in use by a live request; choose another")
+            self._live.update((member.request_id, member) for member in family)
             self._inbox.append(request)
             self._changed.notify_all()
         return request.request_id
@@ -253,7 +269,8 @@ class ContinuousBatchingManager:
         order, so that neighbours have most in common.
 
         Returns:
-            Their ids in the order of ``inputs``; empty, with a warning, if the manager has been stopped.
+            Their ids in the order of ``inputs``, without those of children; empty, with a warning, if the manager has
+            been stopped.
 
         Raises:
             ValueError: naming the first request that can never be run; those queued before it stay.
@@ -387,7 +404,9 @@ class ContinuousBatchingManager:
     def _fail_unserved(self) -> None:
         """End requests that were added to a loop that never ran."""
         with self._changed:
-            requests = [order for order in self._inbox if isinstance(order, Request)]
+            requests = [
+                member for order in self._inbox if isinstance(order, Request) for member in (order, *order.children)
+            ]
             self._inbox.clear()
         for request in requests:
             request.end(RequestStatus.FAILED, _HARD_STOP)

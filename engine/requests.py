@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
 
+from engine.sampling.logprobs import TopTokens
 from engine.sampling.params import SamplingParams
+from engine.sampling.random import child_seed
 
 
 class RequestStatus(IntEnum):
@@ -41,15 +43,18 @@ class GenerationOutput:
     Attributes:
         request_id: as given or generated at submission.
         prompt_ids: token ids of the prompt.
-        generated_tokens: token ids so far, prompt excluded; the EOS that ended the request is its last token.
+        generated_tokens: token ids so far, prompt excluded; the EOS or the stop sequence that ended the request is
+            their end.
         logprobs: log probability of each generated token (empty unless ``return_logprobs``).
+        top_logprobs: for each generated token the most likely (id, log probability) pairs, the most likely first (empty
+            unless the request asks for ``top_logprobs``). Tokens that a filter excluded are left out.
         timestamps: ``time.perf_counter()`` seconds, one a token; None unless ``record_timestamps``.
         created_time: ``time.perf_counter()`` seconds at submission.
         lifespan: (left the queue, ended) in ``time.perf_counter()`` seconds; -1 where it has not happened.
         status: a `RequestStatus`.
         finish_reason: "stop" or "length" once finished, else None.
         error: one line naming the cause when failed or cancelled, else None.
-        cached_tokens: prompt tokens served from the prefix cache.
+        cached_tokens: prompt tokens served from the prefix cache, or shared with the request it is a child of.
         recomputed_tokens: tokens computed again because the request was preempted.
         preemptions: how often it was preempted.
     """
@@ -105,6 +110,10 @@ class GenerationOutput:
         return self._request.logprobs[: self._length]
 
     @property
+    def top_logprobs(self) -> list[TopTokens]:
+        return self._request.top_logprobs[: self._length]
+
+    @property
     def timestamps(self) -> list[float] | None:
         times = self._request.timestamps
         return None if times is None else times[: self._length]
@@ -116,6 +125,11 @@ class GenerationOutput:
     def __repr__(self) -> str:
         tail = f", error={self.error!r}" if self.error else ""
         return f"GenerationOutput({self.request_id!r}, {self.status.name}, {self._length} tokens{tail})"
+
+
+def child_id(request_id: str, index: int) -> str:
+    """Id of a request's ``index``-th child, as transformers names it."""
+    return f"{request_id}__child#{index}"
 
 
 @dataclass(slots=True, eq=False)
@@ -132,6 +146,8 @@ class Request:
         num_in_flight: tokens sampled by launched steps whose ids have not reached the host yet.
         tables: per layer group, the block id of each page of the sequence (0: a page behind a sliding window).
         num_registered: pages already offered to the prefix cache.
+        children: further sequences of the same prompt that wait for it to be computed.
+        parent: the request it waits for as one of those.
     """
 
     request_id: str
@@ -150,7 +166,11 @@ class Request:
     tables: tuple[list[int], ...] = ()
     num_registered: int = 0
 
-    logprobs: list[float] = None  # type: ignore[assignment]
+    children: list[Request] = field(default_factory=list)
+    parent: Request | None = None
+
+    logprobs: list[float] = field(default_factory=list)
+    top_logprobs: list[TopTokens] = field(default_factory=list)
     status: RequestStatus = RequestStatus.PENDING
     finish_reason: FinishReason | None = None
     error: str | None = None
@@ -160,9 +180,6 @@ class Request:
     recomputed_tokens: int = 0
     preemptions: int = 0
     num_lost: int = 0  # positions computed before the last preemption
-
-    def __post_init__(self) -> None:
-        self.logprobs = []
 
     @classmethod
     def create(
@@ -187,6 +204,27 @@ class Request:
             timestamps=[] if record_timestamps else None,
             created_time=time.perf_counter(),
         )
+
+    def rename(self, request_id: str) -> None:
+        """Give it, and with it its children, another id before it is queued."""
+        self.request_id = request_id
+        for index, child in enumerate(self.children):
+            child.request_id = child_id(request_id, index)
+
+    def bear(self, count: int) -> None:
+        """Give it ``count`` children: the same prompt and settings, random streams of their own."""
+        for index in range(count):
+            child = Request.create(
+                child_id(self.request_id, index),
+                self.tokens[: self.num_prompt],
+                self.max_new_tokens,
+                self.eos_token_ids,
+                self.sampling.override(seed=child_seed(self.sampling.seed, index)),
+                self.streaming,
+                self.timestamps is not None,
+            )
+            child.parent = self
+            self.children.append(child)
 
     @property
     def num_tokens(self) -> int:
@@ -213,18 +251,27 @@ class Request:
             return 0
         return self.num_tokens - self.num_computed
 
-    def append(self, token: int, logprob: float | None) -> bool:
+    def append(self, token: int, logprob: float | None, top: TopTokens | None = None) -> bool:
         """Take one generated token; True if it was the last one."""
         self.tokens.append(token)
         if logprob is not None:
             self.logprobs.append(logprob)
+        if top is not None:
+            self.top_logprobs.append(top)
         if self.timestamps is not None:
             self.timestamps.append(time.perf_counter())
-        if token in self.eos_token_ids:
+        if token in self.eos_token_ids or (self.sampling.stop_sequences and self._ends_with_stop()):
             self.finish_reason = FinishReason.STOP
         elif self.num_generated >= self.max_new_tokens:
             self.finish_reason = FinishReason.LENGTH
         return self.finish_reason is not None
+
+    def _ends_with_stop(self) -> bool:
+        """Whether the output, not the prompt before it, ends with a stop sequence."""
+        generated = self.num_generated
+        return generated >= self.sampling.min_new_tokens and any(
+            len(stop) <= generated and self.tokens[-len(stop) :] == list(stop) for stop in self.sampling.stop_sequences
+        )
 
     def end(self, status: RequestStatus, error: str | None = None) -> None:
         """Enter a terminal state; a request ends exactly once."""

@@ -51,6 +51,7 @@ class EngineStats:
     failed: int = 0
     cancelled: int = 0
     preemptions: int = 0
+    forks: int = 0
     recomputed_tokens: int = 0
     prefill_tokens: int = 0
     prefix_hit_tokens: int = 0

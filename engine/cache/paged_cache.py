@@ -58,6 +58,35 @@ class PagedCache:
         request.num_registered = len(table)
         return len(table) * page
 
+    def fork(self, parent: Request, child: Request) -> list[tuple[int, int]] | None:
+        """Give a child its parent's blocks up to the last prompt token, which it computes itself.
+
+        Whole pages are shared by reference. The page that the child goes on writing is a block of its own in every
+        layer group; what it takes over is to be copied.
+
+        Returns:
+            (from, to) blocks to copy, or None, and nothing is held, if blocks are lacking.
+        """
+        pages, offset = divmod(parent.num_prompt - 1, self.layout.page_size)
+        need = len(parent.tables) if offset else 0
+        if need > self.pool.num_available:
+            return None
+        child.tables = tuple(table[:pages] for table in parent.tables)
+        for table in child.tables:
+            for block in table:
+                if block != TRASH_BLOCK:  # a page behind a sliding window
+                    self.pool.acquire(block)
+        copies = []
+        if offset:
+            for table, own in zip(parent.tables, child.tables, strict=True):
+                own.extend(self.pool.allocate(1))
+                copies.append((table[pages], own[-1]))
+        identities = self._identities[parent.request_id][:pages]
+        self._identities[child.request_id] = identities
+        never = parent.num_registered == sys.maxsize
+        child.num_registered = sys.maxsize if never else len(identities)
+        return copies
+
     def has_room(self, request: Request, num_tokens: int, chunk: int) -> bool:
         """Whether an open request could grow to ``num_tokens`` positions, ``chunk`` at a time, without any other giving
         way."""

@@ -16,33 +16,31 @@ from engine.resolution import ResolvedConfig
 from engine.runner.batch import BatchState, StepShape
 from engine.runner.graphs import DecodeGraphs
 from engine.runner.kv_tensors import allocate_kv
-from engine.sampling import RandomRows, sample
+from engine.sampling import Choice, Sampler
 from engine.scheduler import ScheduledRow, StepPlan
 
 
 @dataclass(frozen=True, slots=True)
 class LaunchedStep:
-    """A step on the device. ``tokens`` (and ``logprobs``) are valid on the host once `wait` has returned.
+    """A step on the device. ``choice`` is valid on the host once `wait` has returned.
 
     Attributes:
-        rows: the rows that sample, in the order of ``tokens``.
+        rows: the rows that sample, in the order of the choice.
         padded_rows: rows added to reach a captured size.
         replayed: whether a CUDA graph was replayed.
     """
 
     rows: tuple[ScheduledRow, ...]
-    tokens: torch.Tensor
-    logprobs: torch.Tensor | None
+    choice: Choice
     event: Any
     padded_rows: int
     replayed: bool
 
-    def wait(self) -> tuple[list[int], list[float] | list[None]]:
-        """Tokens and log probabilities of the rows, waiting for the device if need be."""
+    def wait(self) -> tuple[list[int], list[Any], list[Any]]:
+        """Tokens, log probabilities and most likely tokens of the rows, waiting for the device if need be."""
         if self.event is not None:
             self.event.synchronize()
-        tokens = self.tokens.tolist()
-        return tokens, self.logprobs.tolist() if self.logprobs is not None else [None] * len(tokens)
+        return self.choice.to_lists()
 
 
 class _Staging:
@@ -87,9 +85,11 @@ class ModelRunner:
             self.executor = FusedDecoder(model, backend, caches, _longest(shape, config))
         else:
             self.executor = BridgedModel(model, backend, caches)
+        self.layer_caches = caches
         self.windows = [group.window for group in config.layout.groups]
         self.batch = BatchState(config.layout, config.max_requests_per_batch)
         self.last_token = torch.zeros(config.max_requests_per_batch + 1, dtype=torch.int32, device=self.device)
+        self.sampler = Sampler(self.device, config.return_logprobs)
         self._staging = _Staging(self.device) if self.device.type == "cuda" else None
         self.graphs: DecodeGraphs | None = None
         self.graph_replays = 0
@@ -120,8 +120,10 @@ class ModelRunner:
         else:
             logits, sample_slots = self._run(rows, num_decode, len(sampled), width)
             padded = 0
-        tokens, logprobs = self._choose(logits, sampled, sample_slots)
-        return LaunchedStep(sampled, *self._send_home(tokens, logprobs), padded, graph is not None)
+        choice = self._choose(logits, sampled, sample_slots)
+        if plan.copies:
+            self.copy_blocks(plan.copies)
+        return LaunchedStep(sampled, *self._send_home(choice), padded, graph is not None)
 
     def _run(
         self, rows: list[ScheduledRow], num_decode: int, samples: int, width: int
@@ -183,29 +185,35 @@ class ModelRunner:
         self._staging.copied()
         return shape.carve(target)
 
-    def _choose(
-        self, logits: torch.Tensor, rows: Sequence[ScheduledRow], slots: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+    def _choose(self, logits: torch.Tensor, rows: Sequence[ScheduledRow], slots: torch.Tensor) -> Choice:
         if not rows:
-            return torch.empty(0, dtype=torch.int64), None
-        # How many tokens the request has generated before this one: the row's last position is the token before it.
-        indices = [row.start + row.count - row.request.num_prompt for row in rows]
-        random = RandomRows.build([row.request.sampling for row in rows], indices, logits.shape[-1], self.device)
-        tokens, logprobs = sample(logits, random, self.config.return_logprobs)
-        self.last_token[slots.long()] = tokens.int()
-        return tokens, logprobs
+            return Choice(torch.empty(0, dtype=torch.int64))
+        ends = [row.start + row.count for row in rows]
+        choice = self.sampler.choose(logits, [row.request for row in rows], ends, self.last_token)
+        self.last_token[slots.long()] = choice.tokens.int()
+        return choice
 
-    def _send_home(self, tokens: torch.Tensor, logprobs: torch.Tensor | None) -> tuple[torch.Tensor, Any, Any]:
-        if tokens.device.type != "cuda":
-            return tokens, logprobs, None
-        home = torch.empty(tokens.shape, dtype=tokens.dtype, pin_memory=True).copy_(tokens, non_blocking=True)
-        if logprobs is not None:
-            logprobs = torch.empty(logprobs.shape, dtype=logprobs.dtype, pin_memory=True).copy_(
-                logprobs, non_blocking=True
-            )
+    def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
+        """Copy whole blocks, (from, to), in every layer, after what the current step writes."""
+        pairs = torch.tensor(copies, dtype=torch.int64)
+        if self.device.type == "cuda":
+            pairs = pairs.pin_memory().to(self.device, non_blocking=True)
+        source, target = pairs.unbind(1)
+        # Layers of different groups share tensors; each is copied once.
+        stores = {store.data_ptr(): store for _, *pair in self.layer_caches for store in pair}
+        for store in stores.values():
+            store.index_copy_(0, target, store[source])
+
+    def _send_home(self, choice: Choice) -> tuple[Choice, Any]:
+        if choice.tokens.device.type != "cuda":
+            return choice, None
+        home = [
+            None if t is None else torch.empty(t.shape, dtype=t.dtype, pin_memory=True).copy_(t, non_blocking=True)
+            for t in choice.tensors()
+        ]
         event = torch.cuda.Event()
         event.record()
-        return home, logprobs, event
+        return choice.at_home(*home), event
 
 
 def _longest(shape: ModelShape, config: ResolvedConfig) -> int:

@@ -30,6 +30,13 @@ def stream_key(seed: int, index: int) -> int:
     return _mix_int(key ^ _mix_int(index + 1)) & 0x7FFFFFFF
 
 
+def child_seed(seed: int, child: int) -> int:
+    """Seed in [0, 2**64) of the ``child``-th further sequence of a request with ``seed``."""
+    low = _mix_int((seed & _MASK) ^ _mix_int(2 * child + 1))
+    high = _mix_int(((seed >> 32) & _MASK) ^ _mix_int(2 * child + 2))
+    return high << 32 | low
+
+
 def _mix(x: torch.Tensor) -> torch.Tensor:
     x = x ^ (x >> 16)
     x = (x * _M1) & _MASK

@@ -47,6 +47,8 @@ class StepPlan:
 
     Attributes:
         admitted: requests that left the queue for the first time.
+        copies: (from, to) blocks to copy once the step is computed.
+        num_forked: children that took over their parent's blocks.
         prefix_query_tokens, prefix_hit_tokens: of the requests that left the queue, known tokens and how many of them
             the prefix cache held.
     """
@@ -60,6 +62,8 @@ class StepPlan:
     prefix_query_tokens: int = 0
     prefix_hit_tokens: int = 0
     admitted: list[Request] = field(default_factory=list)
+    copies: list[tuple[int, int]] = field(default_factory=list)
+    num_forked: int = 0
 
 
 class Phase(Enum):
@@ -90,6 +94,7 @@ class Scheduler:
         self.waiting: OrderedDict[str, Request] = OrderedDict()
         self.running: OrderedDict[str, Request] = OrderedDict()
         self.preemptions = 0
+        self._num_held = 0  # children that wait for their parent
         self._free_slots = list(range(limits.max_requests - 1, -1, -1))
         # State of the step being planned:
         self._rows: dict[str, ScheduledRow] = {}
@@ -101,15 +106,22 @@ class Scheduler:
         return bool(self.waiting or self.running)
 
     def add(self, request: Request) -> None:
-        """Queue a request. The caller has checked that it fits the pool alone."""
+        """Queue a request; its children wait beside it. The caller has checked that it fits the pool alone."""
         self.waiting[request.request_id] = request
+        self._num_held += len(request.children)
 
     def remove(self, request: Request) -> None:
         """Take out a request that is over, wherever it is; its blocks and slot are free at once."""
         if self.running.pop(request.request_id, None) is not None:
             self._vacate(request)
+        elif request.parent is not None:
+            request.parent.children.remove(request)
+            request.parent = None
+            self._num_held -= 1
         else:
             self.waiting.pop(request.request_id, None)
+        if request.children:
+            self._queue_children(self._release_children(request))
 
     def schedule(self) -> StepPlan:
         """Plan one step and commit it: blocks are allocated and ``num_computed`` runs ahead to the planned positions.
@@ -130,8 +142,10 @@ class Scheduler:
             if row.samples:
                 request.num_in_flight += 1
                 request.status = RequestStatus.DECODING
+                if request.children:
+                    self._fork(request)
             plan.rows.append(row)
-        plan.num_running, plan.num_waiting = len(self.running), len(self.waiting)
+        plan.num_running, plan.num_waiting = len(self.running), len(self.waiting) + self._num_held
         plan.num_available_blocks = self.cache.pool.num_available
         return plan
 
@@ -178,6 +192,39 @@ class Scheduler:
             else:
                 request.recomputed_tokens += max(0, request.num_lost - cached)
             self._take(request, needs)
+
+    def _fork(self, parent: Request) -> None:
+        """Let a parent's children run on its blocks, now that the step that completes its prompt is planned; those that
+        find no room are queued and computed from the start, but for what the prefix cache holds."""
+        children = self._release_children(parent)
+        for i, child in enumerate(children):
+            full = len(self.running) >= self.limits.max_requests
+            copies = None
+            if not (full or self._plan.num_preempted or self._margin_holds()):
+                copies = self.cache.fork(parent, child)
+            if copies is None:
+                self._queue_children(children[i:])
+                return
+            self.running[child.request_id] = child
+            child.slot = self._free_slots.pop()
+            child.num_computed = child.cached_tokens = parent.num_prompt - 1
+            child.status = RequestStatus.DECODING
+            self._plan.admitted.append(child)
+            self._plan.copies += copies
+            self._plan.num_forked += 1
+
+    def _release_children(self, parent: Request) -> list[Request]:
+        children, parent.children = parent.children, []
+        for child in children:
+            child.parent = None
+        self._num_held -= len(children)
+        return children
+
+    def _queue_children(self, children: list[Request]) -> None:
+        """At the head, in order: they came with their parent, before what waits now."""
+        for child in reversed(children):
+            self.waiting[child.request_id] = child
+            self.waiting.move_to_end(child.request_id, last=False)
 
     def _take(self, request: Request, count: int) -> None:
         self._rows[request.request_id] = ScheduledRow(request, request.num_computed, count, False)
@@ -230,5 +277,5 @@ class Scheduler:
             if not 0 <= request.num_computed <= request.num_tokens or request.num_in_flight < 0:
                 raise RuntimeError(f"request {request.request_id!r} has impossible counters")
         for request in self.waiting.values():
-            if request.tables or request.slot != -1:
+            if request.tables or request.slot != -1 or request.parent is not None:
                 raise RuntimeError(f"waiting request {request.request_id!r} still holds blocks or a slot")

@@ -11,11 +11,12 @@ import torch
 from transformers import GenerationConfig
 
 from engine import WorkloadHints
-from engine.admission import Admission, InvalidRequest, default_sampling, eos_ids, generation_defaults, prefix_order
+from engine.admission import Admission, InvalidRequest, prefix_order
 from engine.model_shape import ModelShape
 from engine.requests import Request
 from engine.resolution import resolve
 from engine.sampling import SamplingParams
+from engine.sampling.generation import default_sampling, eos_ids, generation_defaults
 
 Admit = Callable[..., Request]
 
@@ -30,9 +31,14 @@ def admission(m1: Any, c1: Callable[..., Any]) -> Callable[..., Admit]:
         gate = Admission(shape, resolved, generation or GenerationConfig(max_new_tokens=4), seed=9)
 
         def admit(
-            prompt: Any, max_new_tokens: Any = None, eos_token_id: Any = None, number: int = 0, **s: Any
+            prompt: Any,
+            max_new_tokens: Any = None,
+            eos_token_id: Any = None,
+            number: int = 0,
+            num_return_sequences: Any = None,
+            **s: Any,
         ) -> Request:
-            return gate.admit("q", number, prompt, max_new_tokens, False, False, eos_token_id, s)
+            return gate.admit("q", number, prompt, max_new_tokens, False, False, eos_token_id, s, num_return_sequences)
 
         return admit
 
@@ -139,6 +145,8 @@ def test_a_bad_or_unknown_sampling_value_is_the_requests_fault(admission: Callab
         admit([1], temperature=-1)
     with pytest.raises(InvalidRequest, match="unknown sampling parameter 'warmth'"):
         admit([1], warmth=0.1)
+    with pytest.raises(InvalidRequest, match="suppress_tokens names token 97, outside the vocabulary 0 … 96"):
+        admit([1], suppress_tokens=[3, 97])
 
 
 def test_requests_without_a_seed_get_different_ones_from_the_base_seed(admission: Callable[..., Admit]) -> None:
@@ -150,14 +158,12 @@ def test_requests_without_a_seed_get_different_ones_from_the_base_seed(admission
 
 
 UNSUPPORTED = [
-    ("repetition_penalty", 1.3),
-    ("no_repeat_ngram_size", 2),
     ("num_beams", 2),
-    ("bad_words_ids", [[1]]),
-    ("min_new_tokens", 3),
-    ("min_p", 0.1),
+    ("typical_p", 0.5),
     ("stop_strings", ["x"]),
-    ("suppress_tokens", [1]),
+    ("forced_eos_token_id", 1),
+    ("remove_invalid_values", True),
+    ("output_scores", True),
     ("guidance_scale", 1.5),
 ]
 
@@ -171,10 +177,18 @@ def test_a_generation_setting_that_is_not_done_is_refused(name: str, value: Any)
         generation_defaults(GenerationConfig(), {name: value})
 
 
-def test_several_sequences_of_a_prompt_are_refused() -> None:
-    config = GenerationConfig(num_return_sequences=2, do_sample=True)
-    with pytest.raises(ValueError, match="num_return_sequences=2 is not supported"):
-        generation_defaults(config, {})
+def test_a_request_is_as_many_as_it_asks_for(admission: Callable[..., Admit]) -> None:
+    config = GenerationConfig(max_new_tokens=4, num_return_sequences=3, do_sample=True)
+    parent = admission(config)([1, 2])
+    assert [c.request_id for c in parent.children] == ["q__child#0", "q__child#1"]
+    assert len({r.sampling.seed for r in (parent, *parent.children)}) == 3
+    for child in parent.children:
+        assert (child.parent, child.tokens, child.max_new_tokens) == (parent, [1, 2], 4)
+        assert child.sampling.override(seed=0) == parent.sampling.override(seed=0)
+    assert [len(admission(config)([1], num_return_sequences=n).children) for n in (1, 4)] == [0, 3]
+    for bad in (0, -1, 1.0, True):
+        with pytest.raises(InvalidRequest, match="num_return_sequences must be an integer >= 1"):
+            admission()([1], num_return_sequences=bad)
 
 
 def test_overrides_are_applied_to_a_copy() -> None:

@@ -578,8 +578,8 @@ def test_the_ledger_is_the_resolved_one(open_manager: Open) -> None:
 
 
 def test_settings_that_cannot_be_met_are_refused_before_anything_is_allocated(open_manager: Open, m1: Any) -> None:
-    with pytest.raises(ValueError, match="repetition_penalty"):
-        open_manager(generation=GenerationConfig(repetition_penalty=1.3))
+    with pytest.raises(ValueError, match="typical_p"):
+        open_manager(generation=GenerationConfig(typical_p=0.5))
     with pytest.raises(ValueError, match="num_blocks=100000000000"):
         open_manager(num_blocks=100_000_000_000)
     assert m1.config._attn_implementation == "eager"

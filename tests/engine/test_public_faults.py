@@ -162,12 +162,28 @@ def test_the_model_and_the_callers_objects_are_left_as_they_were(case: str, m1: 
     assert (generation.to_dict(), config) == copies
 
 
-def test_history_based_penalties_are_refused_not_dropped(m1: Any, c1: C1) -> None:
-    """B09: never the output without the penalty, in silence."""
-    with pytest.raises(ValueError, match=r"repetition_penalty=1.3 is not supported"):
-        generate_batch(m1, [P0], GenerationConfig(max_new_tokens=12, repetition_penalty=1.3), c1())
-    with pytest.raises(ValueError, match=r"repetition_penalty=1.3 is not supported"):
-        generate_batch(m1, [P0], GenerationConfig(max_new_tokens=12), c1(), repetition_penalty=1.3)
+@pytest.mark.parametrize("num_blocks", [32, 9])
+def test_history_based_penalties_see_the_requests_own_tokens(
+    num_blocks: int, m1: Any, c1: C1, reference: Reference
+) -> None:
+    """B09: prompt and output of the request itself, also after a preemption; never the output without the penalty."""
+    prompts = [[*P0, *P1], [*P1, 7, 7, 2, 30, 31], [8, 3, 3, 1, 60, 2, 2, 44, 45, 46]]
+    expected = []
+    for prompt in prompts:
+        ids = torch.tensor([prompt])
+        out = m1.generate(
+            ids, attention_mask=torch.ones_like(ids), max_new_tokens=14, repetition_penalty=1.3, pad_token_id=0
+        )
+        expected.append(out[0, len(prompt) :].tolist())
+    for generation, overrides in (
+        (GenerationConfig(max_new_tokens=14, repetition_penalty=1.3), {}),
+        (GenerationConfig(max_new_tokens=14), {"repetition_penalty": 1.3}),
+    ):
+        config = c1(num_blocks=num_blocks, safety_margin=0.0)
+        outputs = generate_batch(m1, prompts, generation, config, **overrides)
+        assert [o.generated_tokens for o in outputs.values()] == expected
+        assert [o.generated_tokens for o in outputs.values()] != [reference(m1, p, 14) for p in prompts]
+        assert any(o.preemptions for o in outputs.values()) is (num_blocks == 9)
 
 
 def test_a_seeded_request_does_not_depend_on_its_batch(open_manager: Open) -> None:
