@@ -57,7 +57,8 @@ class Driver:
         tokens = list(request.tokens)
         while len(tokens) < request.num_prompt + request.max_new_tokens:
             tokens.append(next_token(tokens))
-        self._sequences[request.request_id] = tokens
+        for member in (request, *request.children):
+            self._sequences[member.request_id] = tokens
         self.scheduler.add(request)
 
     def cancel(self, request: Request) -> None:
@@ -107,6 +108,11 @@ class Driver:
                 for position in range(first, end):
                     seen = self._memory[table[position // page], position % page]
                     assert seen == (group, tuple(ids[: position + 1])), "keys of another sequence, or overwritten"
+        for source, target in plan.copies:
+            for offset in range(page):
+                self._memory.pop((target, offset), None)
+                if (source, offset) in self._memory:
+                    self._memory[target, offset] = self._memory[source, offset]
 
     def _collect(self, plan: StepPlan) -> None:
         for row in plan.rows:
