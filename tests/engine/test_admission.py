@@ -139,6 +139,58 @@ def test_a_request_value_is_obeyed_or_refused(
         assert getattr(params, name) == value
 
 
+def test_what_looks_back_or_at_single_tokens_needs_no_do_sample(admission: Callable[..., Admit]) -> None:
+    greedy = GenerationConfig(max_new_tokens=4, repetition_penalty=1.2, eos_token_id=5)
+    values: dict[str, Any] = {
+        "repetition_penalty": 1.3,
+        "presence_penalty": 0.5,
+        "frequency_penalty": 0.5,
+        "no_repeat_ngram_size": 2,
+        "min_new_tokens": 2,
+        "bad_words_ids": [[1]],
+        "logit_bias": {1: 2.0},
+        "sequence_bias": [[[1, 2], 2.0]],
+        "suppress_tokens": [1],
+        "begin_suppress_tokens": [1],
+    }
+    for name, value in values.items():
+        assert getattr(admission(greedy, per_request_processors=True)([1], **{name: value}).sampling, name)
+        with pytest.raises(InvalidRequest, match=f"{name} can be set per request only with .*per_request_processors"):
+            admission(greedy)([1], **{name: value})
+
+
+def test_a_value_equal_to_the_default_is_always_fine(admission: Callable[..., Admit]) -> None:
+    config = GenerationConfig(max_new_tokens=4, repetition_penalty=1.2, bad_words_ids=[[1]], min_new_tokens=2)
+    same = {"repetition_penalty": 1.2, "bad_words_ids": [[1]], "min_new_tokens": 2, "top_k": -1, "temperature": 0}
+    assert admission(config)([1], **same).sampling == admission(config)([1]).sampling
+    off = admission(config, per_request_processors=True)([1], bad_words_ids=[], min_new_tokens=0).sampling
+    assert (off.bad_words_ids, off.min_new_tokens, off.repetition_penalty) == ((), 0, 1.2)
+
+
+def test_what_does_not_change_logits_needs_no_permission(admission: Callable[..., Admit]) -> None:
+    given = {"seed": 4, "stop_sequences": [[1, 2]], "top_logprobs": 3, "logprobs_mode": "raw"}
+    params = admission(return_logprobs=True)([1], **given).sampling
+    assert (params.stop_sequences, params.top_logprobs, params.logprobs_mode) == (((1, 2),), 3, "raw")
+
+
+def test_least_lengths(admission: Callable[..., Admit]) -> None:
+    """transformers' min_length counts the prompt and gives way to min_new_tokens."""
+    admit = admission(GenerationConfig(max_new_tokens=9, min_length=6, eos_token_id=5), per_request_processors=True)
+    assert [admit([1] * n).sampling.min_new_tokens for n in (1, 5, 6, 7)] == [5, 1, 0, 0]
+    assert admit([1], min_new_tokens=2).sampling.min_new_tokens == 2
+    both = admission(GenerationConfig(max_new_tokens=9, min_length=6, min_new_tokens=1))
+    assert both([1]).sampling.min_new_tokens == 1
+    with pytest.raises(InvalidRequest, match="min_new_tokens=10 is more than max_new_tokens=9"):
+        admit([1], min_new_tokens=10)
+
+
+def test_max_length_counts_the_prompt(admission: Callable[..., Admit]) -> None:
+    admit = admission(GenerationConfig(max_length=10))
+    assert (admit([1] * 4).max_new_tokens, admit([1] * 4, 9).max_new_tokens) == (6, 9)
+    with pytest.raises(InvalidRequest, match="10 prompt tokens leave nothing of max_length=10"):
+        admit([1] * 10)
+
+
 def test_a_bad_or_unknown_sampling_value_is_the_requests_fault(admission: Callable[..., Admit]) -> None:
     admit = admission(GenerationConfig(max_new_tokens=4, do_sample=True), per_request_processors=True)
     with pytest.raises(InvalidRequest, match="temperature must be >= 0"):
@@ -205,6 +257,28 @@ def test_an_override_has_effect_or_is_refused() -> None:
     with pytest.raises(ValueError, match=r"temperature=0.3 has no effect on greedy choice; it needs do_sample=True"):
         generation_defaults(GenerationConfig(), {"temperature": 0.3})
     assert generation_defaults(GenerationConfig(), {"temperature": 0.3, "do_sample": True}).temperature == 0.3
+
+
+def test_settings_beyond_transformers_travel_with_the_config() -> None:
+    config = generation_defaults(GenerationConfig(), {"presence_penalty": 0.5, "stop_sequences": [[1]]})
+    assert default_sampling(config) == SamplingParams(presence_penalty=0.5, stop_sequences=((1,),))
+    assert config == generation_defaults(GenerationConfig(), {"presence_penalty": 0.5, "stop_sequences": [[1]]})
+    assert config != generation_defaults(GenerationConfig(), {"presence_penalty": 0.4, "stop_sequences": [[1]]})
+
+
+def test_every_setting_of_a_generation_config_arrives() -> None:
+    given: dict[str, Any] = {
+        "do_sample": True, "temperature": 0.5, "top_k": 3, "top_p": 0.5, "min_p": 0.1, "repetition_penalty": 1.2,
+        "no_repeat_ngram_size": 2, "min_new_tokens": 1, "bad_words_ids": [[1]], "suppress_tokens": [2],
+        "begin_suppress_tokens": [3], "sequence_bias": [[[4], 1.0]],
+    }  # fmt: skip
+    params = default_sampling(generation_defaults(GenerationConfig(**given), {}))
+    del given["do_sample"]
+    assert params == SamplingParams(**given)
+    del given["temperature"], given["top_k"], given["top_p"], given["min_p"]
+    greedy = default_sampling(generation_defaults(GenerationConfig(**given), {}))
+    assert greedy == SamplingParams(**given)
+    assert greedy.greedy
 
 
 def test_sampling_defaults_follow_do_sample() -> None:
