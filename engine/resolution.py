@@ -178,18 +178,16 @@ def _forward(r: _Resolution) -> None:
 
 def _graphs_and_async(r: _Resolution) -> None:
     wanted = r["use_cuda_graph"]
-    varlen, decode = (wanted, wanted) if wanted is None or isinstance(wanted, bool) else tuple(wanted)
     possible = r.shape.device.type == "cuda" and BACKENDS[r["attention_backend"]].capturable
     off = "no CUDA device" if r.shape.device.type != "cuda" else f"{r['attention_backend']} cannot be captured"
-    if decode is None:
-        r.set("use_cuda_graph", (False, possible), f"derived: {'decode steps' if possible else off}")
+    if wanted is None:
+        r.set("use_cuda_graph", (possible, possible), f"derived: {'where the device can' if possible else off}")
     else:
-        if decode and not possible:
+        pair = (wanted, wanted) if isinstance(wanted, bool) else tuple(wanted)
+        if any(pair) and not possible:
             raise ValueError(f"use_cuda_graph={wanted!r}: {off}; leave it at None or set it to False")
-        # Steps with prefills have no fixed shape and are launched directly, as the resolved value says.
-        source = "user" if not varlen else "user; varlen steps are not captured"
-        r.set("use_cuda_graph", (False, bool(decode)), source)
-    captured = r["use_cuda_graph"][1]
+        r.set("use_cuda_graph", pair, "user")
+    captured = any(r["use_cuda_graph"])
     if r.is_open("use_async_batching"):
         r.set("use_async_batching", captured, "derived: follows use_cuda_graph")
     elif r["use_async_batching"] and not captured:
@@ -202,12 +200,12 @@ def _sharing(r: _Resolution) -> None:
 
 
 def _decode_table(r: _Resolution) -> None:
-    """Width of the captured decode steps' block table; longer requests take the launched path."""
-    if not r["use_cuda_graph"][1]:
+    """Width of the captured steps' block tables; a step with a longer request is launched instead."""
+    if not any(r["use_cuda_graph"]):
         if r["max_blocks_per_request"]:
-            r.set("max_blocks_per_request", 0, "derived: 0, no captured decode steps")
+            r.set("max_blocks_per_request", 0, "derived: 0, no captured steps")
         elif r.is_open("max_blocks_per_request"):
-            r.set("max_blocks_per_request", 0, "derived: no captured decode steps")
+            r.set("max_blocks_per_request", 0, "derived: no captured steps")
         return
     if r["max_blocks_per_request"] == 0:
         r.set("use_cuda_graph", (False, False), "derived: off, max_blocks_per_request=0")

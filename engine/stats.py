@@ -15,6 +15,7 @@ class StepRecord:
 
     Attributes:
         kind: "decode", "prefill" or "mixed".
+        padded_rows: query tokens added to reach a captured size (one a row in a decode step).
         kv_tokens: keys read by attention, summed over rows.
         schedule_ms: host time to choose the batch, build its inputs and launch it.
         step_ms: start of scheduling to tokens on the host.

@@ -21,14 +21,31 @@ IN_FLIGHT = -1
 
 @dataclass(frozen=True, slots=True)
 class StepShape:
-    """Sizes of a step's inputs: query tokens, rows, prefill rows among them, sampled rows, width of the block table."""
+    """Sizes of a step's inputs, exact for a step that is launched, rounded up to a bucket for one that is replayed.
 
-    tokens: int
-    rows: int
+    Attributes:
+        decodes: rows with one query token, which come first.
+        prefills: rows with more, behind them.
+        prefill_tokens: query tokens of those.
+        samples: rows whose next token is chosen.
+        width: pages of the block tables.
+        groups: layer groups.
+    """
+
+    decodes: int
     prefills: int
+    prefill_tokens: int
     samples: int
     width: int
     groups: int
+
+    @property
+    def rows(self) -> int:
+        return self.decodes + self.prefills
+
+    @property
+    def tokens(self) -> int:
+        return self.decodes + self.prefill_tokens
 
     def sections(self) -> tuple[tuple[str, tuple[int, ...]], ...]:
         """Name and shape of each section of the packed buffer, in order."""
@@ -105,37 +122,70 @@ class BatchState:
         wider[:, :, : self._tables.shape[2]] = self._tables
         self._tables = wider
 
-    def fill(self, views: dict[str, np.ndarray], rows: Sequence[ScheduledRow], num_decode: int) -> None:
-        """Write a step's inputs into the packed buffer's views.
+    def fill(self, shape: StepShape, views: dict[str, np.ndarray], rows: Sequence[ScheduledRow]) -> int:
+        """Write a step's inputs into the packed buffer's views; returns how many of the rows sample.
 
-        The first ``num_decode`` rows have one query token each. Rows beyond ``rows`` are padding: they read and write
-        the trash block, one key long, and their samples land in the padding slot.
+        Rows are in order: those with one query token, then the others. Where the shape has room for more of either
+        kind, padding rows fill it up: they read and write the trash block, and their samples land in the padding slot.
         """
-        page, count = self._page_size, len(rows)
+        count = len(rows)
         slots = np.fromiter((row.request.slot for row in rows), np.int32, count)
         starts = np.fromiter((row.start for row in rows), np.int32, count)
         lengths = np.fromiter((row.count for row in rows), np.int32, count)
-        width = min(views["tables"].shape[2], self._tables.shape[2])
+        decodes = int((lengths == 1).sum()) if shape.prefills else count
+        # Where each row lies among the shape's rows: padding may stand between the two kinds.
+        places = np.arange(count)
+        places[decodes:] += shape.decodes - decodes
 
-        views["slots"][:count] = slots
-        views["slots"][count:] = self.padding_slot
-        views["kv_lengths"][:count] = starts + lengths
-        views["kv_lengths"][count:] = 1
-        views["tables"][:, :count, :width] = self._tables[:, slots, :width]
-        views["tables"][:, :count, width:] = 0
-        views["tables"][:, count:] = 0
+        views["slots"][:] = self.padding_slot
+        views["slots"][places] = slots
+        views["kv_lengths"][: shape.decodes] = 1
+        views["kv_lengths"][shape.decodes :] = 0
+        views["kv_lengths"][places] = starts + lengths
+        width = min(shape.width, self._tables.shape[2])
+        views["tables"][:] = 0
+        views["tables"][:, places, :width] = self._tables[:, slots, :width]
 
-        ids, positions, kv_slots = views["ids"], views["positions"], views["kv_slots"]
-        positions[:num_decode] = starts[:num_decode]
-        decode_slots = slots[:num_decode]
-        pages, offsets = np.divmod(starts[:num_decode], page)
-        kv_slots[:, :num_decode] = self._tables[:, decode_slots, pages] * page + offsets
-        for i in range(num_decode):
-            tokens, start = rows[i].request.tokens, rows[i].start
+        self._fill_decodes(shape, views, rows[:decodes], slots[:decodes], starts[:decodes])
+        self._fill_prefills(shape, views, rows[decodes:], slots[decodes:])
+
+        ends = np.cumsum(lengths) - 1
+        ends[decodes:] += shape.decodes - decodes
+        sampling = np.fromiter((row.samples for row in rows), bool, count)
+        chosen = int(sampling.sum())
+        views["sample_index"][:chosen] = ends[sampling]
+        views["sample_index"][chosen:] = 0
+        views["sample_slots"][:chosen] = slots[sampling]
+        views["sample_slots"][chosen:] = self.padding_slot
+        return chosen
+
+    def _fill_decodes(
+        self,
+        shape: StepShape,
+        views: dict[str, np.ndarray],
+        rows: Sequence[ScheduledRow],
+        slots: np.ndarray,
+        starts: np.ndarray,
+    ) -> None:
+        count, page = len(rows), self._page_size
+        ids, kv_slots = views["ids"], views["kv_slots"]
+        for i, row in enumerate(rows):
+            tokens, start = row.request.tokens, row.start
             ids[i] = tokens[start] if start < len(tokens) else IN_FLIGHT
+        ids[count : shape.decodes] = 0
+        views["positions"][:count] = starts
+        views["positions"][count : shape.decodes] = 0
+        pages, offsets = np.divmod(starts, page)
+        kv_slots[:, :count] = self._tables[:, slots, pages] * page + offsets
+        kv_slots[:, count : shape.decodes] = self._trash(shape.decodes - count)
 
-        first = num_decode
-        for row, slot in zip(rows[num_decode:], slots[num_decode:], strict=True):
+    def _fill_prefills(
+        self, shape: StepShape, views: dict[str, np.ndarray], rows: Sequence[ScheduledRow], slots: np.ndarray
+    ) -> None:
+        page = self._page_size
+        ids, positions, kv_slots = views["ids"], views["positions"], views["kv_slots"]
+        first = shape.decodes
+        for row, slot in zip(rows, slots, strict=True):
             span = slice(first, first + row.count)
             ids[span] = row.request.tokens[row.start : row.start + row.count]
             where = np.arange(row.start, row.start + row.count, dtype=np.int32)
@@ -144,17 +194,14 @@ class BatchState:
             first += row.count
         ids[first:] = 0
         positions[first:] = 0
-        kv_slots[:, first:] = np.arange(len(ids) - first) % page  # in the trash block
-
-        if len(views["cu_query"]):
-            for name, sizes in (("cu_query", lengths), ("cu_kv", starts + lengths)):
+        kv_slots[:, first:] = self._trash(shape.tokens - first)
+        if shape.prefills:
+            # Padding rows have no query and no key: the running sums stand still.
+            for name, sizes in (("cu_query", [r.count for r in rows]), ("cu_kv", [r.start + r.count for r in rows])):
                 views[name][0] = 0
-                np.cumsum(sizes[num_decode:], out=views[name][1:])
+                np.cumsum(sizes, out=views[name][1 : len(rows) + 1])
+                views[name][len(rows) + 1 :] = views[name][len(rows)]
 
-        ends = np.cumsum(lengths) - 1
-        sampling = np.fromiter((row.samples for row in rows), bool, count)
-        chosen = int(sampling.sum())
-        views["sample_index"][:chosen] = ends[sampling]
-        views["sample_index"][chosen:] = 0
-        views["sample_slots"][:chosen] = slots[sampling]
-        views["sample_slots"][chosen:] = self.padding_slot
+    def _trash(self, count: int) -> np.ndarray:
+        """Places in the trash block for padding tokens."""
+        return np.arange(count, dtype=np.int32) % self._page_size

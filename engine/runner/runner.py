@@ -14,7 +14,7 @@ from engine.model_shape import ModelShape
 from engine.models import BridgedModel, Executor, FusedDecoder
 from engine.resolution import ResolvedConfig
 from engine.runner.batch import BatchState, StepShape
-from engine.runner.graphs import DecodeGraphs
+from engine.runner.graphs import StepGraphs
 from engine.runner.kv_tensors import allocate_kv
 from engine.sampling import Choice, Sampler
 from engine.scheduler import ScheduledRow, StepPlan
@@ -91,50 +91,57 @@ class ModelRunner:
         self.last_token = torch.zeros(config.max_requests_per_batch + 1, dtype=torch.int32, device=self.device)
         self.sampler = Sampler(self.device, config.return_logprobs)
         self._staging = _Staging(self.device) if self.device.type == "cuda" else None
-        self.graphs: DecodeGraphs | None = None
+        self.graphs: StepGraphs | None = None
         self.graph_replays = 0
 
     @torch.inference_mode()
     def warm_up(self) -> None:
-        """Compile and load what the first steps would otherwise wait for; capture the decode graphs."""
-        if self.config.use_cuda_graph[1] and self.graphs is None:
-            self.graphs = DecodeGraphs(self, self.config.max_requests_per_batch, self.config.max_blocks_per_request)
+        """Compile and load what the first steps would otherwise wait for; capture graphs."""
+        mixed, decode = self.config.use_cuda_graph
+        if (mixed or decode) and self.graphs is None:
+            self.graphs = StepGraphs(
+                self,
+                self.config.max_requests_per_batch,
+                self.config.max_batch_tokens,
+                self.config.max_blocks_per_request,
+                mixed,
+                decode,
+            )
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> LaunchedStep:
         """Start a planned step. On a GPU this returns before the step has run."""
         rows = sorted(plan.rows, key=lambda row: row.count > 1)  # stable: decode rows first
-        num_decode = sum(row.count == 1 for row in rows)
         sampled = tuple(row for row in rows if row.samples)
         width = self.batch.follow(rows)
-        graph = None
-        if self.graphs is not None and num_decode == len(rows) and width <= self.graphs.width:
-            graph = self.graphs.at_least(len(rows))
-        if graph is not None:
-            views = self.upload(graph.shape, rows, num_decode, graph.inputs)
-            logits = graph.replay()
+        decodes = sum(row.count == 1 for row in rows)
+        tokens = sum(row.count for row in rows)
+        shape = StepShape(
+            decodes, len(rows) - decodes, tokens - decodes, max(len(sampled), 1), width, len(self.windows)
+        )
+        captured = None if self.graphs is None else self.graphs.find(shape)
+        if captured is not None:
+            views = self.upload(captured.shape, rows, captured.inputs)
+            logits = captured.replay()
             self.graph_replays += 1
-            logits = logits[: len(rows)] if len(sampled) == len(rows) else logits[views["sample_index"][: len(sampled)]]
-            sample_slots = views["sample_slots"][: len(sampled)]
-            padded = graph.shape.rows - len(rows)
+            padded = captured.shape.tokens - tokens
         else:
-            logits, sample_slots = self._run(rows, num_decode, len(sampled), width)
+            views = self.upload(shape, rows)
+            logits = self.forward(shape, views, self._metadata(shape, views, rows))
             padded = 0
-        choice = self._choose(logits, sampled, sample_slots)
+        samples = len(sampled)
+        choice = self._choose(logits[:samples], sampled, views["sample_slots"][:samples])
         if plan.copies:
             self.copy_blocks(plan.copies)
-        return LaunchedStep(sampled, *self._send_home(choice), padded, graph is not None)
+        return LaunchedStep(sampled, *self._send_home(choice), padded, captured is not None)
 
-    def _run(
-        self, rows: list[ScheduledRow], num_decode: int, samples: int, width: int
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """A step of any shape, launched kernel by kernel."""
-        tokens = sum(row.count for row in rows)
-        shape = StepShape(tokens, len(rows), len(rows) - num_decode, samples, width, len(self.windows))
-        views = self.upload(shape, rows, num_decode)
-        prefills = rows[num_decode:]
-        metadata = AttentionMetadata(
-            num_decode=num_decode,
+    def _metadata(
+        self, shape: StepShape, views: dict[str, torch.Tensor], rows: Sequence[ScheduledRow]
+    ) -> AttentionMetadata:
+        """Attention metadata of a step that is launched kernel by kernel."""
+        prefills = rows[shape.decodes :]
+        return AttentionMetadata(
+            num_decode=shape.decodes,
             kv_lengths=views["kv_lengths"],
             groups=self.group_tables(views),
             cu_query=views["cu_query"] if prefills else None,
@@ -145,21 +152,15 @@ class ModelRunner:
             host_query_lengths=[row.count for row in prefills],
             host_tables=tuple([row.request.tables[g] for row in rows] for g in range(len(self.windows))),
         )
-        # A step may sample nothing (the middle of a long prompt); the model still wants one row to project.
-        index = views["sample_index"] if samples else views["sample_index"].new_zeros(1)
-        logits = self.forward(views, metadata, index, num_decode)
-        return logits[:samples], views["sample_slots"]
 
-    def forward(
-        self, views: dict[str, torch.Tensor], metadata: AttentionMetadata, index: torch.Tensor, num_decode: int
-    ) -> torch.Tensor:
-        """Logits [len(index), vocabulary] of the step described by ``views`` at the query tokens in ``index``."""
+    def forward(self, shape: StepShape, views: dict[str, torch.Tensor], metadata: AttentionMetadata) -> torch.Tensor:
+        """Logits [samples, vocabulary] of the step described by ``views``, in order of its sampled rows."""
         ids = views["ids"]
-        if num_decode:
-            decode = ids[:num_decode]
-            resolved = torch.where(decode < 0, self.last_token[views["slots"][:num_decode]], decode)
-            ids = resolved if num_decode == len(ids) else torch.cat((resolved, ids[num_decode:]))
-        return self.executor.logits(ids, views["positions"], metadata, index)
+        if shape.decodes:
+            decode = ids[: shape.decodes]
+            resolved = torch.where(decode < 0, self.last_token[views["slots"][: shape.decodes]], decode)
+            ids = torch.cat((resolved, ids[shape.decodes :])) if shape.prefills else resolved
+        return self.executor.logits(ids, views["positions"], metadata, views["sample_index"])
 
     def close(self) -> None:
         """Leave the model as it was found; the runner is not used again."""
@@ -170,15 +171,15 @@ class ModelRunner:
         return tuple(GroupTables(views["tables"][g], kv_slots[g], window) for g, window in enumerate(self.windows))
 
     def upload(
-        self, shape: StepShape, rows: Sequence[ScheduledRow], num_decode: int, target: torch.Tensor | None = None
+        self, shape: StepShape, rows: Sequence[ScheduledRow], target: torch.Tensor | None = None
     ) -> dict[str, torch.Tensor]:
         """Pack a step's inputs and bring them to the device, into ``target`` if given."""
         if self._staging is None:
             host = np.empty(shape.size, dtype=np.int32)
-            self.batch.fill(shape.carve(host), rows, num_decode)
+            self.batch.fill(shape, shape.carve(host), rows)
             return shape.carve(torch.from_numpy(host))
         pinned = self._staging.take(shape.size)
-        self.batch.fill(shape.carve(pinned.numpy()), rows, num_decode)
+        self.batch.fill(shape, shape.carve(pinned.numpy()), rows)
         if target is None:
             target = torch.empty(shape.size, dtype=torch.int32, device=self.device)
         target[: shape.size].copy_(pinned, non_blocking=True)

@@ -20,15 +20,15 @@ def row(request: Request, slot: int, table: list[int], start: int, count: int, s
     return ScheduledRow(request, start, count, samples)
 
 
-def filled(state: BatchState, rows: list[ScheduledRow], num_decode: int, shape: StepShape) -> dict[str, np.ndarray]:
+def filled(state: BatchState, rows: list[ScheduledRow], shape: StepShape) -> dict[str, np.ndarray]:
     views = shape.carve(np.full(shape.size, -99, dtype=np.int32))
-    state.fill(views, rows, num_decode)
+    assert state.fill(shape, views, rows) == sum(r.samples for r in rows)
     assert all((view != -99).all() for view in views.values()), "every place of the buffer is written"
     return views
 
 
 def test_sections_fill_the_buffer_without_gaps() -> None:
-    shape = StepShape(tokens=7, rows=3, prefills=1, samples=2, width=4, groups=2)
+    shape = StepShape(decodes=2, prefills=1, prefill_tokens=5, samples=2, width=4, groups=2)
     buffer = np.arange(shape.size)
     views = shape.carve(buffer)
     assert np.array_equal(np.concatenate([v.ravel() for v in views.values()]), buffer)
@@ -48,7 +48,7 @@ def test_padding_rows_touch_the_trash_block_only(make_request: Make) -> None:
     ]
     width = state.follow(rows)
     assert width == 3
-    views = filled(state, rows, 3, StepShape(8, 8, 0, 8, 8, 1))
+    views = filled(state, rows, StepShape(8, 0, 0, 8, 8, 1))
 
     assert views["kv_slots"][0, :3].tolist() == [last_block * 4, 1 * 4 + 2, 2 * 4]
     assert ((views["kv_slots"][0, 3:] >= 0) & (views["kv_slots"][0, 3:] < 4)).all(), "only in the trash block"
@@ -68,7 +68,7 @@ def test_padding_is_the_same_with_several_groups(make_request: Make) -> None:
     request.slot, request.tables = 1, ([0, 6, 8], [1, 2, 3])
     rows = [ScheduledRow(request, 8, 1, True)]
     state.follow(rows)
-    views = filled(state, rows, 1, StepShape(4, 4, 0, 4, 3, 2))
+    views = filled(state, rows, StepShape(4, 0, 0, 4, 3, 2))
     assert views["kv_slots"][:, 0].tolist() == [8 * 4, 3 * 4]
     assert (views["kv_slots"][:, 1:] < 4).all()
     assert (views["kv_slots"] >= 0).all()
@@ -84,7 +84,7 @@ def test_a_mixed_step(make_request: Make) -> None:
         row(make_request(range(40, 43)), 0, [5], 0, 3),
     ]
     state.follow(rows)
-    views = filled(state, rows, 1, StepShape(8, 3, 2, 2, 3, 1))
+    views = filled(state, rows, StepShape(1, 2, 7, 2, 3, 1))
     assert views["ids"].tolist() == [12, 23, 24, 25, 26, 40, 41, 42]
     assert views["positions"].tolist() == [2, 3, 4, 5, 6, 0, 1, 2]
     assert views["kv_slots"][0].tolist() == [10, 19, 4, 5, 6, 20, 21, 22]
@@ -95,13 +95,38 @@ def test_a_mixed_step(make_request: Make) -> None:
     assert views["sample_slots"].tolist() == [1, 0]
 
 
+def test_a_mixed_step_padded_to_a_captured_one(make_request: Make) -> None:
+    """B24, where padding stands between the decode rows and the prefill rows, and behind those."""
+    layout = CacheLayout.build([None], 4, 2, 8, 4)
+    state = BatchState(layout, max_requests=4)
+    rows = [
+        row(make_request([10, 11, 12]), 1, [2], 2, 1),
+        row(make_request(range(20, 30)), 3, [4, 1, 6], 3, 4, samples=False),  # positions 3-6
+        row(make_request(range(40, 43)), 0, [5], 0, 3),
+    ]
+    state.follow(rows)
+    views = filled(state, rows, StepShape(decodes=3, prefills=4, prefill_tokens=10, samples=7, width=5, groups=1))
+    assert views["ids"].tolist() == [12, 0, 0, 23, 24, 25, 26, 40, 41, 42, 0, 0, 0]
+    assert views["positions"].tolist() == [2, 0, 0, 3, 4, 5, 6, 0, 1, 2, 0, 0, 0]
+    assert views["kv_slots"][0, [0, 3, 4, 5, 6, 7, 8, 9]].tolist() == [10, 19, 4, 5, 6, 20, 21, 22]
+    assert (views["kv_slots"][0, [1, 2, 10, 11, 12]] < 4).all(), "padding writes to the trash block"
+    assert views["kv_lengths"].tolist() == [3, 1, 1, 7, 3, 0, 0]
+    assert views["tables"][0, [1, 2, 5, 6]].tolist() == [[0] * 5] * 4
+    assert views["tables"][0, 3].tolist() == [4, 1, 6, 0, 0]
+    assert views["cu_query"].tolist() == [0, 4, 7, 7, 7]
+    assert views["cu_kv"].tolist() == [0, 7, 10, 10, 10]
+    assert views["slots"].tolist() == [1, 4, 4, 3, 0, 4, 4]
+    assert views["sample_index"][:2].tolist() == [0, 9]
+    assert views["sample_slots"].tolist() == [1, 0] + [4] * 5
+
+
 def test_a_token_still_on_the_device_is_named_by_a_mark(make_request: Make) -> None:
     state = BatchState(CacheLayout.build([None], 4, 2, 8, 4), max_requests=1)
     request = make_request(range(3))
     request.num_in_flight = 1
     rows = [row(request, 0, [1], 3, 1)]
     state.follow(rows)
-    assert filled(state, rows, 1, StepShape(1, 1, 0, 1, 1, 1))["ids"].tolist() == [IN_FLIGHT]
+    assert filled(state, rows, StepShape(1, 0, 0, 1, 1, 1))["ids"].tolist() == [IN_FLIGHT]
 
 
 def test_a_new_owner_of_a_slot_brings_its_own_table(make_request: Make) -> None:
@@ -110,7 +135,7 @@ def test_a_new_owner_of_a_slot_brings_its_own_table(make_request: Make) -> None:
     state.follow([row(first, 0, [7, 8, 9], 8, 1)])
     rows = [row(second, 0, [3, 4], 4, 1)]
     assert state.follow(rows) == 2
-    views = filled(state, rows, 1, StepShape(1, 1, 0, 1, 2, 1))
+    views = filled(state, rows, StepShape(1, 0, 0, 1, 2, 1))
     assert views["tables"][0].tolist() == [[3, 4]]
     assert views["kv_slots"].tolist() == [[16]]
 
@@ -122,5 +147,5 @@ def test_tables_widen_as_sequences_grow(make_request: Make) -> None:
         table[:] = range(1, pages + 1)
         rows = [row(request, 0, table, 4 * pages - 1, 1)]
         assert state.follow(rows) == pages
-    views = filled(state, rows, 1, StepShape(1, 1, 0, 1, 50, 1))
+    views = filled(state, rows, StepShape(1, 0, 0, 1, 50, 1))
     assert views["tables"][0, 0].tolist() == list(range(1, 51))
