@@ -68,7 +68,9 @@ def _unexplained(model: Qwen3ForCausalLM, prompt: list[int], got: list[int], wan
 def test_fp32_sdpa_equals_generate(prompts: list[list[int]]) -> None:
     model = _qwen3(torch.float32, "sdpa", initializer_range=0.15)
     for page_size in (16, 256):
-        config = ContinuousBatchingConfig(page_size=page_size, max_batch_tokens=128, num_blocks=400, use_cuda_graph=None)
+        config = ContinuousBatchingConfig(
+            page_size=page_size, max_batch_tokens=128, num_blocks=400, use_cuda_graph=None
+        )
         outputs = engine.generate_batch(model, prompts, None, config, progress_bar=False, max_new_tokens=NEW_TOKENS)
         for prompt, output in zip(prompts, outputs.values(), strict=True):
             assert output.generated_tokens == _reference(model, prompt)
