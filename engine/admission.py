@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -84,12 +85,10 @@ class Admission:
         if len(ids) == 0:
             raise ValueError("the prompt is empty; give at least one token id")
         vocab = self._shape.vocab_size
-        for index, token in enumerate(ids):
-            if isinstance(token, bool) or not isinstance(token, int):
-                raise ValueError(f"input_ids[{index}] is {token!r}, not a token id")
-            if not 0 <= token < vocab:
-                raise ValueError(f"input_ids[{index}] is {token}, outside the vocabulary 0 … {vocab - 1}")
-        return list(ids)
+        # The usual prompt passes in three scans at C speed: a burst of long prompts must not hold up the loop's thread.
+        if set(map(type, ids)) == {int} and min(ids) >= 0 and max(ids) < vocab:
+            return list(ids)
+        return [_token_id(token, index, vocab) for index, token in enumerate(ids)]
 
     def _new_tokens(self, prompt: int, requested: int | None) -> int:
         layout: CacheLayout = self._config.layout
@@ -165,3 +164,16 @@ class Admission:
             value = getattr(params, name)
             if value != neutral:
                 raise ValueError(f"{name}={value!r} needs ContinuousBatchingConfig(return_logprobs=True)")
+
+
+def _token_id(token: Any, index: int, vocab: int) -> int:
+    """One id of a prompt as an int (numpy's integers are ids as well); ValueError says which one is none."""
+    try:
+        value = operator.index(token)
+    except TypeError:
+        value = None
+    if value is None or isinstance(token, bool):
+        raise ValueError(f"input_ids[{index}] is {token!r}, not a token id")
+    if not 0 <= value < vocab:
+        raise ValueError(f"input_ids[{index}] is {value}, outside the vocabulary 0 … {vocab - 1}")
+    return value

@@ -177,7 +177,7 @@ TABLES: dict[str, tuple[Column, ...]] = {
         _c("decode_rows", "Int64", "rows", "requests that decoded one token", _HIDDEN),
         _c("prefill_rows", "Int64", "rows", "requests that computed prompt tokens", _HIDDEN),
         _c("prefill_tokens", "Int64", "tokens", "prompt tokens computed", _HIDDEN),
-        _c("padded_rows", "Int64", "tokens", "query tokens added to reach a captured size; one a row in a decode step", _HIDDEN),
+        _c("padded_rows", "Int64", "tokens", "query tokens added to reach a captured size", _HIDDEN),
         _c("kv_tokens", "Int64", "tokens", "KV entries read by attention", _HIDDEN),
         _c("running", "Int64", "requests", "requests holding a place after scheduling", _HIDDEN),
         _c("waiting", "Int64", "requests", "requests queued after scheduling", _HIDDEN),

@@ -7,6 +7,9 @@ exact and identical on every device.
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
 import torch
 
 _MASK = 0xFFFFFFFF
@@ -23,11 +26,19 @@ def _mix_int(x: int) -> int:
     return x ^ (x >> 16)
 
 
+def seed_key(seed: int) -> int:
+    """What a seed contributes to its stream, in [0, 2**32); 64 bits of it count."""
+    return _mix_int(_mix_int((seed & _MASK) ^ _GOLDEN) ^ ((seed >> 32) & _MASK))
+
+
 def stream_key(seed: int, index: int) -> int:
     """Key in [0, 2**31) of the noise for the ``index``-th generated token of a request with ``seed``."""
-    key = _mix_int((seed & _MASK) ^ _GOLDEN)
-    key = _mix_int(key ^ ((seed >> 32) & _MASK))
-    return _mix_int(key ^ _mix_int(index + 1)) & 0x7FFFFFFF
+    return _mix_int(seed_key(seed) ^ _mix_int(index + 1)) & 0x7FFFFFFF
+
+
+def stream_keys(seed_keys: np.ndarray, indices: np.ndarray) -> np.ndarray:
+    """`stream_key` of many rows, int64, from their `seed_key`."""
+    return (_mix(seed_keys ^ _mix(indices + 1)) & 0x7FFFFFFF).astype(np.int64)
 
 
 def child_seed(seed: int, child: int) -> int:
@@ -37,7 +48,9 @@ def child_seed(seed: int, child: int) -> int:
     return high << 32 | low
 
 
-def _mix(x: torch.Tensor) -> torch.Tensor:
+def _mix(x: Any) -> Any:
+    """`_mix_int` of each element of an int64 tensor or array in [0, 2**32). The products wrap around, which leaves
+    their low 32 bits right; what the shifts bring down is cut off before."""
     x = x ^ (x >> 16)
     x = (x * _M1) & _MASK
     x = x ^ (x >> 15)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,21 +20,25 @@ class ConditionalBias:
     value: float
 
 
+Additions = tuple[np.ndarray, np.ndarray]
+"""[n] int64 ids and [n] float32 values to add to their logits."""
+
+
 @dataclass(frozen=True, slots=True)
 class BiasRules:
     """Bias of a request.
 
     Attributes:
-        always: token ids and values added at every token.
-        first: ids forbidden as first token.
-        early: ids forbidden before ``min_new_tokens`` are generated.
+        always, early, first: what holds for any token, before ``min_new_tokens`` are generated, and for the first one,
+            without looking back.
+        min_new_tokens: as in `SamplingParams`; 0 where nothing depends on it.
         conditional: bias that depends on the tokens before.
         longest_prefix: most tokens a condition looks back.
     """
 
-    always: tuple[np.ndarray, np.ndarray]
-    first: np.ndarray
-    early: np.ndarray
+    always: Additions
+    early: Additions
+    first: Additions
     min_new_tokens: int
     conditional: tuple[ConditionalBias, ...]
     longest_prefix: int
@@ -49,37 +52,32 @@ class BiasRules:
                 conditional.append(ConditionalBias(ids[:-1], ids[-1], value))
             else:
                 always[ids[0]] = always.get(ids[0], 0.0) + value
+        for token, value in params.logit_bias:
+            always[token] = always.get(token, 0.0) + value
         for word in dict.fromkeys(params.bad_words_ids):
             if len(word) > 1:
                 conditional.append(ConditionalBias(word[:-1], word[-1], FORBIDDEN))
             elif word[0] not in eos_token_ids:  # transformers lets EOS through as well
                 always[word[0]] = FORBIDDEN
-        for token, value in params.logit_bias:
-            always[token] = always.get(token, 0.0) + value
-        for token in params.suppress_tokens:
-            always[token] = FORBIDDEN
+        always.update(dict.fromkeys(params.suppress_tokens, FORBIDDEN))
+        min_new_tokens = params.min_new_tokens if eos_token_ids else 0
+        early = always | dict.fromkeys(eos_token_ids, FORBIDDEN) if min_new_tokens else always
+        first = early | dict.fromkeys(params.begin_suppress_tokens, FORBIDDEN)
         return cls(
-            (_ids(always), np.fromiter(always.values(), np.float32, len(always))),
-            _ids(params.begin_suppress_tokens),
-            _ids(sorted(eos_token_ids)),
-            params.min_new_tokens,
+            _additions(always),
+            _additions(early),
+            _additions(first),
+            min_new_tokens,
             tuple(conditional),
             max((len(c.prefix) for c in conditional), default=0),
         )
 
-    def at(self, index: int) -> tuple[np.ndarray, np.ndarray]:
-        """Ids and values that hold for the ``index``-th generated token without looking back."""
-        ids, values = self.always
-        banned = []
-        if index == 0 and len(self.first):
-            banned.append(self.first)
-        if index < self.min_new_tokens and len(self.early):
-            banned.append(self.early)
-        if not banned:
-            return ids, values
-        count = sum(len(b) for b in banned)
-        return np.concatenate((ids, *banned)), np.concatenate((values, np.full(count, FORBIDDEN, np.float32)))
+    def at(self, index: int) -> Additions:
+        """What holds for the ``index``-th generated token without looking back."""
+        if index == 0:
+            return self.first
+        return self.early if index < self.min_new_tokens else self.always
 
 
-def _ids(ids: Iterable[int]) -> np.ndarray:
-    return np.array(list(ids), dtype=np.int64)
+def _additions(bias: dict[int, float]) -> Additions:
+    return np.array(list(bias), dtype=np.int64), np.array(list(bias.values()), dtype=np.float32)

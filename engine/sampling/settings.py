@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -10,12 +10,11 @@ import numpy as np
 import torch
 
 from engine.sampling.filters import NO_TOP_P, FilterGroup, RandomRows
-from engine.sampling.history import HostHistory, pad_histories, resolve_in_flight
-from engine.sampling.packing import Pack
-from engine.sampling.params import SamplingParams
+from engine.sampling.history import resolve_in_flight
+from engine.sampling.packing import Pack, Packed
 from engine.sampling.processors import BiasRows, Conditions, HistoryRows
-from engine.sampling.random import stream_key
-from engine.sampling.rules import BiasRules
+from engine.sampling.random import stream_keys
+from engine.sampling.slots import SlotTable
 
 if TYPE_CHECKING:
     from engine.requests import Request
@@ -45,19 +44,8 @@ class StepSettings:
     top_counts: tuple[int, ...]
 
 
-class _Slot:
-    """What is kept of a request from step to step."""
-
-    __slots__ = ("history", "request", "rules")
-
-    def __init__(self, request: Request) -> None:
-        self.request = request
-        self.history = HostHistory()
-        self.rules = BiasRules.of(request.sampling, request.eos_token_ids)
-
-
 class SettingsGatherer:
-    """Gathers the settings of steps; keeps what does not change, by slot.
+    """Gathers the settings of steps.
 
     Args:
         device: where the settings go.
@@ -65,7 +53,7 @@ class SettingsGatherer:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._slots: dict[int, _Slot] = {}
+        self._table = SlotTable()
 
     def gather(
         self, requests: Sequence[Request], ends: Sequence[int], vocab_size: int, last_token: torch.Tensor
@@ -77,206 +65,136 @@ class SettingsGatherer:
             ends: tokens before the one to be sampled, by row.
             last_token: [slots] int32, by slot the token that may not have reached the host.
         """
-        params = [request.sampling for request in requests]
-        if all(p.plain for p in params):
+        if all(request.sampling.plain for request in requests):
             return None
+        slots = [request.slot for request in requests]
+        every = self._table.settings(requests, slots)
+        rows = np.flatnonzero(every["processed"])
+        own = every[rows]
+        mine = [requests[row] for row in rows.tolist()]
+        own_ends = np.array(ends, dtype=np.int64)[rows]
+        generated = own_ends - own["num_prompt"]
         pack = Pack()
-        processed = [i for i, p in enumerate(params) if p.processed]
-        rows = [(requests[i], params[i], ends[i]) for i in processed]
-        bias = _Bias(pack)
-        history = _History(pack)
-        random = _Random(pack, vocab_size)
-        for row, (request, p, end) in enumerate(rows):
-            if p.biased or p.counts_tokens:
-                kept = self._slot(request)
-                if p.counts_tokens or kept.rules.longest_prefix:
-                    bias.add_conditional(row, history.add(row, kept, p, end), kept.rules)
-                if p.biased:
-                    bias.add(row, *kept.rules.at(end - request.num_prompt))
-            if not p.greedy:
-                random.add(row, p, stream_key(p.seed, end - request.num_prompt))
-        where = None if len(processed) == len(requests) else pack.ints(processed)
-        raw = [i for i, p in enumerate(params) if p.logprobs_mode == "raw" and p.processed]
-        top = [i for i, p in enumerate(params) if p.top_logprobs]
-        raw_at, top_at = pack.ints(raw), pack.ints(top)
-        bias.pack()
-        history.pack(vocab_size)
-        random.pack()
+        where = None if len(rows) == len(requests) else pack.add(rows)
+        raw, top = _add_rows(pack, every["raw"]), _add_rows(pack, every["top"] > 0)
+        back = np.flatnonzero(own["looks_back"])
+        bias = self._bias(pack, own, mine, generated, back)
+        history = self._history(pack, own, mine, own_ends, back, vocab_size)
+        random = _random(pack, own, generated, vocab_size)
         pack.upload(self._device)
         return StepSettings(
-            processed=None if where is None else pack[where],
-            num_processed=len(processed),
-            bias=bias.rows(),
-            history=history.rows(last_token),
-            random=random.rows(),
-            raw=pack[raw_at] if raw else None,
-            top=pack[top_at] if top else None,
-            top_counts=tuple(p.top_logprobs for p in params) if top else (),
+            processed=where() if where else None,
+            num_processed=len(rows),
+            bias=bias() if bias else None,
+            history=history(last_token) if history else None,
+            random=random() if random else None,
+            raw=raw() if raw else None,
+            top=top() if top else None,
+            top_counts=tuple(every["top"].tolist()) if top else (),
         )
 
-    def _slot(self, request: Request) -> _Slot:
-        kept = self._slots.get(request.slot)
-        if kept is None or kept.request is not request:
-            kept = self._slots[request.slot] = _Slot(request)
-        return kept
-
-
-class _Bias:
-    """Bias of the rows, the unconditional first."""
-
-    def __init__(self, pack: Pack) -> None:
-        self._pack = pack
-        self._rows: list[np.ndarray] = []
-        self._tokens: list[np.ndarray] = []
-        self._values: list[np.ndarray] = []
-        self._conditional: list[tuple[int, int, BiasRules]] = []
-        self._at: dict[str, int] = {}
-
-    def add(self, row: int, tokens: np.ndarray, values: np.ndarray) -> None:
-        if len(tokens):
-            self._rows.append(np.full(len(tokens), row, dtype=np.int64))
-            self._tokens.append(tokens)
-            self._values.append(values)
-
-    def add_conditional(self, row: int, owner: int, rules: BiasRules) -> None:
-        if rules.conditional:
-            self._conditional.append((row, owner, rules))
-
-    def pack(self) -> None:
-        conditions = [(row, owner, c) for row, owner, rules in self._conditional for c in rules.conditional]
-        if conditions:
-            longest = max(rules.longest_prefix for _, _, rules in self._conditional)
-            prefixes = np.zeros((len(conditions), longest), dtype=np.int64)
-            for line, (_, _, condition) in zip(prefixes, conditions, strict=True):
-                line[: len(condition.prefix)] = condition.prefix[::-1]
-            self._at["prefixes"] = self._pack.add(prefixes)
-            self._at["lengths"] = self._pack.ints([len(c.prefix) for _, _, c in conditions])
-            self._at["owners"] = self._pack.ints([owner for _, owner, _ in conditions])
-            self._rows.append(np.array([row for row, _, _ in conditions], dtype=np.int64))
-            self._tokens.append(np.array([c.token for _, _, c in conditions], dtype=np.int64))
-            self._values.append(np.array([c.value for _, _, c in conditions], dtype=np.float32))
-        if self._rows:
-            for name, parts in (("rows", self._rows), ("tokens", self._tokens), ("values", self._values)):
-                self._at[name] = self._pack.add(np.concatenate(parts))
-
-    def rows(self) -> BiasRows | None:
-        if not self._rows:
+    def _bias(
+        self, pack: Pack, own: np.ndarray, requests: Sequence[Request], generated: np.ndarray, back: np.ndarray
+    ) -> Callable[[], BiasRows] | None:
+        """Bias of the rows, the unconditional first."""
+        biased = np.flatnonzero(own["biased"])
+        if len(biased) == 0:
             return None
-        got = {name: self._pack[at] for name, at in self._at.items()}
-        conditions = None
-        if "owners" in got:
-            conditions = Conditions(got["owners"], got["prefixes"], got["lengths"])
-        return BiasRows(got["rows"], got["tokens"], got["values"], conditions)
-
-
-class _History:
-    """The rows that look back."""
-
-    def __init__(self, pack: Pack) -> None:
-        self._pack = pack
-        self._rows: list[int] = []
-        self._slots: list[int] = []
-        self._params: list[SamplingParams] = []
-        self._windows: list[tuple[np.ndarray, int]] = []
-        self._generated_from: list[int] = []
-        self._at: dict[str, int] = {}
-
-    def add(self, row: int, kept: _Slot, params: SamplingParams, end: int) -> int:
-        """Take a row and no more of its tokens than its rules look at; returns its number."""
-        request = kept.request
-        if params.repetition_penalty != 1 or params.no_repeat_ngram_size:
-            start = 0
-        else:
-            start = max(0, end - kept.rules.longest_prefix)
-            if params.counts_tokens:  # presence and frequency look at the output only
-                start = min(start, request.num_prompt)
-        self._rows.append(row)
-        self._slots.append(request.slot)
-        self._params.append(params)
-        self._windows.append((kept.history.follow(request.tokens)[start:end], end - start))
-        self._generated_from.append(max(0, request.num_prompt - start))
-        return len(self._rows) - 1
-
-    def pack(self, vocab_size: int) -> None:
-        if not self._rows:
-            return
-        pack, params = self._pack, self._params
-        tokens, lengths = pad_histories(self._windows, vocab_size)
-        self._at = {
-            "rows": pack.ints(self._rows),
-            "slots": pack.ints(self._slots),
-            "lengths": pack.add(lengths.astype(np.int64)),
-            "generated_from": pack.ints(self._generated_from),
-            "ngram": pack.ints([p.no_repeat_ngram_size for p in params]),
-            "repetition": pack.floats([p.repetition_penalty for p in params]),
-            "presence": pack.floats([p.presence_penalty for p in params]),
-            "frequency": pack.floats([p.frequency_penalty for p in params]),
-            "tokens": pack.add(tokens),
-        }
-
-    def rows(self, last_token: torch.Tensor) -> HistoryRows | None:
-        if not self._rows:
+        rules = [self._table.rules(requests[row].slot) for row in biased.tolist()]
+        now = [r.at(index) for r, index in zip(rules, generated[biased].tolist(), strict=True)]
+        owner = dict(zip(back.tolist(), range(len(back)), strict=True))
+        conditions = [(row, c) for row, r in zip(biased.tolist(), rules, strict=True) for c in r.conditional]
+        if not conditions and not any(len(ids) for ids, _ in now):
             return None
-        got = {name: self._pack[at] for name, at in self._at.items()}
-        return HistoryRows(
-            rows=got["rows"],
-            tokens=resolve_in_flight(got["tokens"], last_token[got["slots"]]),
-            lengths=got["lengths"],
-            generated_from=got["generated_from"],
-            repetition=got["repetition"],
-            presence=got["presence"],
-            frequency=got["frequency"],
-            ngram=got["ngram"],
-            penalizes_all=any(p.repetition_penalty != 1 for p in self._params),
-            penalizes_generated=any(p.presence_penalty != 0 or p.frequency_penalty != 0 for p in self._params),
-            largest_ngram=max(p.no_repeat_ngram_size for p in self._params),
+        rows = np.repeat(biased, [len(ids) for ids, _ in now])
+        packed_rows = pack.add(np.concatenate((rows, _ints(row for row, _ in conditions))))
+        tokens = pack.add(np.concatenate((*(ids for ids, _ in now), _ints(c.token for _, c in conditions))))
+        conditional_values = np.array([c.value for _, c in conditions], dtype=np.float32)
+        values = pack.add(np.concatenate((*(values for _, values in now), conditional_values)))
+        if not conditions:
+            return lambda: BiasRows(packed_rows(), tokens(), values(), None)
+        prefixes = np.zeros((len(conditions), max(len(c.prefix) for _, c in conditions)), dtype=np.int64)
+        for line, (_, condition) in zip(prefixes, conditions, strict=True):
+            line[: len(condition.prefix)] = condition.prefix[::-1]
+        packed_prefixes = pack.add(prefixes)
+        lengths = pack.add(_ints(len(c.prefix) for _, c in conditions))
+        owners = pack.add(_ints(owner[row] for row, _ in conditions))
+        return lambda: BiasRows(packed_rows(), tokens(), values(), Conditions(owners(), packed_prefixes(), lengths()))
+
+    def _history(
+        self,
+        pack: Pack,
+        own: np.ndarray,
+        requests: Sequence[Request],
+        ends: np.ndarray,
+        back: np.ndarray,
+        vocab_size: int,
+    ) -> Callable[[torch.Tensor], HistoryRows] | None:
+        """The rows that look back, with no more of their tokens than their rules look at."""
+        if len(back) == 0:
+            return None
+        own, ends = own[back], ends[back]
+        slots = _ints(requests[row].slot for row in back.tolist())
+        for row, slot in zip(back.tolist(), slots.tolist(), strict=True):
+            self._table.history.follow(slot, requests[row].tokens)
+        starts = np.maximum(ends - own["longest_prefix"], 0)
+        starts = np.where(own["from_output"], np.minimum(starts, own["num_prompt"]), starts)
+        starts = np.where(own["from_prompt"], 0, starts)
+        tokens = pack.add(self._table.history.windows(slots, starts, ends, vocab_size))
+        packed_rows, packed_slots, lengths = pack.add(back), pack.add(slots), pack.add(ends - starts)
+        generated_from = pack.add(np.maximum(own["num_prompt"] - starts, 0))
+        repetition, presence = pack.add(own["repetition"]), pack.add(own["presence"])
+        frequency, ngram = pack.add(own["frequency"]), pack.add(own["ngram"])
+        return lambda last_token: HistoryRows(
+            rows=packed_rows(),
+            tokens=resolve_in_flight(tokens(), last_token[packed_slots()]),
+            lengths=lengths(),
+            generated_from=generated_from(),
+            repetition=repetition(),
+            presence=presence(),
+            frequency=frequency(),
+            ngram=ngram(),
+            penalizes_all=bool((own["repetition"] != 1).any()),
+            penalizes_generated=bool(own["from_output"].any()),
+            largest_ngram=int(own["ngram"].max()),
         )
 
 
-class _Random:
+def _random(pack: Pack, own: np.ndarray, generated: np.ndarray, vocab_size: int) -> Callable[[], RandomRows] | None:
     """The rows that sample; those with a top-k and those with a top-p alone are filtered apart, since the latter need
     the whole vocabulary sorted."""
+    rows = np.flatnonzero(own["random"])
+    if len(rows) == 0:
+        return None
+    own = own[rows]
+    top_k = np.where((own["top_k"] > 0) & (own["top_k"] < vocab_size), own["top_k"], vocab_size)
+    narrow = top_k < vocab_size
+    groups = []
+    for members in (narrow, ~narrow & (own["top_p"] < 1)):
+        if members.any():
+            some = None if members.all() else pack.add(np.flatnonzero(members))
+            groups.append((some, int(top_k[members].max())))
+    packed_rows, packed_top_k = pack.add(rows), pack.add(top_k)
+    keys = pack.add(stream_keys(own["seed_key"], generated[rows]))
+    temperature, min_p = pack.add(own["temperature"]), pack.add(own["min_p"])
+    top_p = pack.add(np.where(own["top_p"] < 1, own["top_p"], np.float32(NO_TOP_P)))
+    return lambda: RandomRows(
+        rows=packed_rows(),
+        temperature=temperature(),
+        top_p=top_p(),
+        min_p=min_p(),
+        top_k=packed_top_k(),
+        keys=keys(),
+        num_rows=len(rows),
+        filters=tuple(FilterGroup(some() if some else None, widest) for some, widest in groups),
+        uses_min_p=bool((own["min_p"] > 0).any()),
+    )
 
-    def __init__(self, pack: Pack, vocab_size: int) -> None:
-        self._pack, self._vocab = pack, vocab_size
-        self._rows: list[int] = []
-        self._params: list[SamplingParams] = []
-        self._keys: list[int] = []
-        self._groups: list[tuple[list[int], int]] = []
-        self._at: dict[str, int] = {}
-        self._group_at: list[int] = []
 
-    def add(self, row: int, params: SamplingParams, key: int) -> None:
-        self._rows.append(row)
-        self._params.append(params)
-        self._keys.append(key)
+def _add_rows(pack: Pack, chosen: np.ndarray) -> Packed | None:
+    rows = np.flatnonzero(chosen)
+    return pack.add(rows) if len(rows) else None
 
-    def pack(self) -> None:
-        if not self._rows:
-            return
-        pack, params = self._pack, self._params
-        top_k = [p.top_k if 0 < p.top_k < self._vocab else self._vocab for p in params]
-        narrow = [i for i, k in enumerate(top_k) if k < self._vocab]
-        wide = [i for i, k in enumerate(top_k) if k == self._vocab and params[i].top_p < 1]
-        self._groups = [(rows, max(top_k[i] for i in rows)) for rows in (narrow, wide) if rows]
-        self._group_at = [pack.ints(rows) for rows, _ in self._groups]
-        self._at = {
-            "rows": pack.ints(self._rows),
-            "top_k": pack.ints(top_k),
-            "keys": pack.ints(self._keys),
-            "temperature": pack.floats([p.temperature for p in params]),
-            "top_p": pack.floats([p.top_p if p.top_p < 1 else NO_TOP_P for p in params]),
-            "min_p": pack.floats([p.min_p for p in params]),
-        }
 
-    def rows(self) -> RandomRows | None:
-        if not self._rows:
-            return None
-        got = {name: self._pack[at] for name, at in self._at.items()}
-        filters = tuple(
-            FilterGroup(None if len(rows) == len(self._rows) else self._pack[at], widest)
-            for (rows, widest), at in zip(self._groups, self._group_at, strict=True)
-        )
-        return RandomRows(
-            **got, num_rows=len(self._rows), filters=filters, uses_min_p=any(p.min_p > 0 for p in self._params)
-        )
+def _ints(values: Iterable[int]) -> np.ndarray:
+    return np.array(list(values), dtype=np.int64)

@@ -1,7 +1,8 @@
 """Runs grouped into arms that may be compared: repeats side by side, never pooled.
 
-A *facet* is what must be equal for a comparison to mean something (workload, model, kind of device); a *series* is
-what is compared inside it (engine, value of the variable). An arm is one series in one facet: its runs are repeats.
+A *facet* is what must be equal for a comparison to mean something (workload and its rate, model, kind of device); a
+*series* is what is compared inside it (engine, value of the variable). An arm is one series in one facet: its runs are
+repeats.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import pandas as pd
 from harness.report.read import Results
 from harness.tables import MIN_P99_SAMPLES
 
-_FACET = ("workload", "model", "device")
+_FACET = ("workload", "load", "model", "device")
 _SERIES = ("engine", "arm")
 
 
@@ -118,9 +119,11 @@ def group_arms(results: Results) -> list[Arm]:
     groups: dict[tuple[str | None, ...], list[int]] = {}
     rows = results.runs.to_dict("records")
     devices = {_text(row, "device") for row in rows} - {None}
+    loads = _loads(rows)
     for position, row in enumerate(rows):
         if len(devices) == 1 and _text(row, "device") is None:  # it failed before it had one
             row["device"] = next(iter(devices))
+        row["load"] = loads.get(_text(row, "workload_hash"))
         groups.setdefault(tuple(_text(row, name) for name in (*_FACET, *_SERIES)), []).append(position)
     keys = [dict(zip((*_FACET, *_SERIES), key, strict=True)) for key in groups]
     facet_names = _differing(keys, _FACET)
@@ -132,7 +135,7 @@ def group_arms(results: Results) -> list[Arm]:
         variable = str(variables.iloc[0]) if len(variables) else None
         arms.append(
             Arm(
-                facet=" · ".join(key[n] or "?" for n in facet_names),
+                facet=" · ".join(key[n] or "?" for n in facet_names if key[n] or n != "load"),
                 series=_series_label(key, series_names, variable),
                 engine=key["engine"] or "?",
                 value=key["arm"],
@@ -141,6 +144,20 @@ def group_arms(results: Results) -> list[Arm]:
             )
         )
     return _with_baselines(_sorted(arms))
+
+
+def _loads(rows: Sequence[Mapping[str, object]]) -> dict[str | None, str]:
+    """By workload hash, the offered rate of a workload that one repeat saw at several rates, to two digits.
+
+    Empty where the requests are what the experiment varies. A workload whose requests differ at the same rate is not
+    told apart here: `harness.report.validity` says that such arms are not to be compared.
+    """
+    rates: dict[tuple[str | None, object], dict[str, str]] = {}
+    for row in rows:
+        variable, version, rate = _text(row, "variable") or "", _text(row, "workload_hash"), row["offered_request_s"]
+        if version is not None and not pd.isna(rate) and not variable.startswith(("arrival", "workload")):
+            rates.setdefault((_text(row, "workload"), row["repeat"]), {})[version] = f"{rate:.2g} requests/s"
+    return {v: rate for versions in rates.values() if len(set(versions.values())) > 1 for v, rate in versions.items()}
 
 
 def _text(row: Mapping[str, object], name: str) -> str | None:

@@ -27,6 +27,31 @@ def test_engines_are_compared_inside_a_workload_and_repeats_are_not_pooled(engin
     assert baseline_of(facets["uniform_burst"]).engine == "static"  # type: ignore[union-attr]
 
 
+def test_rates_of_one_workload_are_facets_of_their_own(
+    tmp_path: Path, record_maker: Callable, writer: Callable
+) -> None:
+    records = []
+    for rate, digest in ((20.0, "aa"), (40.0, "bb")):
+        for engine in ("transformers", "ours"):
+            record = record_maker(f"{engine}{rate}", engine, arm=engine, variable="engine", workload="staged")
+            record.identity["workload_hash"] = digest
+            for i, request in enumerate(record.requests):
+                shift = record.t_start_ns + int(i / rate * 1e9) - request.t_sched_ns
+                request.t_sched_ns += shift
+                request.t_submit_ns += shift
+                request.t_done_ns += shift
+                for chunk in request.chunks:
+                    chunk.time_ns += shift
+            records.append(record)
+    arms = group_arms(read_results(writer(tmp_path, records)))
+    assert [(a.facet, a.series, len(a.runs)) for a in arms] == [
+        ("20 requests/s", "transformers", 1),
+        ("20 requests/s", "ours", 1),
+        ("40 requests/s", "transformers", 1),
+        ("40 requests/s", "ours", 1),
+    ]
+
+
 def test_failed_runs_enter_no_number(engines_dir: Path) -> None:
     failed = by_facet(group_arms(read_results(engines_dir)))["mixed_staged"][2]
     assert (failed.engine, len(failed.runs), len(failed.measured)) == ("transformers", 3, 0)
