@@ -23,7 +23,7 @@ import torch
 from engine.kernels.elementary import tanh
 from engine.kernels.language import dot_operand, tl, triton
 from engine.kernels.paged_prefill import paged_prefill_torch
-from engine.kernels.tiles import decode_tile
+from engine.kernels.tiles import Tile, decode_tile
 
 LONG_SPLIT_TILES = 64
 """Tiles after which a row is split even where the machine is full."""
@@ -222,6 +222,7 @@ def paged_decode(
     softcap: float | None = None,
     out: torch.Tensor | None = None,
     splits: int | None = None,
+    tile: Tile | None = None,
 ) -> torch.Tensor:
     """Attention of each row's last position over its keys.
 
@@ -235,6 +236,7 @@ def paged_decode(
         softcap: logits are ``softcap * tanh(logits / softcap)``; None = off.
         out: [rows, heads, head_dim] to write to.
         splits: splits of each row, None = as many as fill the machine.
+        tile: launch shape, None = the table's.
 
     Returns:
         [rows, heads, head_dim] of the query's dtype; softmax and sums in fp32.
@@ -252,7 +254,7 @@ def paged_decode(
     out = torch.empty_like(query, memory_format=torch.contiguous_format) if out is None else out
     if rows == 0:
         return out
-    tile = decode_tile(head_dim, page_size, query.dtype)
+    tile = decode_tile(head_dim, page_size, query.dtype) if tile is None else tile
     tiles = triton.cdiv(block_table.shape[1] * page_size, tile.keys)
     if window is not None:
         tiles = min(tiles, triton.cdiv(window, tile.keys) + 1)

@@ -19,7 +19,7 @@ import torch
 
 from engine.kernels.elementary import tanh
 from engine.kernels.language import dot_operand, tl, triton
-from engine.kernels.tiles import prefill_tile
+from engine.kernels.tiles import Tile, prefill_tile
 
 LOG2_E = math.log2(math.e)
 
@@ -286,6 +286,7 @@ def paged_prefill(
     window: int | None = None,
     softcap: float | None = None,
     out: torch.Tensor | None = None,
+    tile: Tile | None = None,
 ) -> torch.Tensor:
     """Causal attention of each row's last ``cu_query[r + 1] - cu_query[r]`` positions.
 
@@ -300,6 +301,7 @@ def paged_prefill(
         window: visible keys of a query, None = all.
         softcap: logits are ``softcap * tanh(logits / softcap)``; None = off.
         out: [tokens, heads, head_dim] to write to.
+        tile: launch shape, None = the table's.
 
     Returns:
         [tokens, heads, head_dim] of the query's dtype; softmax and sums in fp32.
@@ -319,7 +321,7 @@ def paged_prefill(
     if tokens == 0 or rows == 0:
         return out
     group = heads // kv_heads
-    tile = prefill_tile(head_dim, page_size, query.dtype)
+    tile = prefill_tile(head_dim, page_size, query.dtype) if tile is None else tile
     block_m = max(tile.queries, triton.next_power_of_2(group))
     block_q = block_m // group
     _prefill_kernel[(kv_heads, tokens // block_q + rows)](
