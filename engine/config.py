@@ -39,7 +39,7 @@ class ContinuousBatchingConfig:
         cpu_offload_space: GiB of host memory for evicted blocks; 0 = off, None = sized by the threshold.
         cpu_offload_space_safety_threshold: share of available host memory the offload space may take.
         max_queue_size: requests waiting for admission; 0 = no limit.
-        per_request_processors: requests may set their own temperature, top_k and top_p.
+        per_request_processors: requests may set their own temperature, filters, penalties and bias.
         drop_unsupported_processors: accepted for compatibility; the engine refuses what it cannot do, it drops nothing.
         disable_nccl_graph_mixing, cpu_group_timeout: tensor parallelism only.
         use_fused_forward: run known families (Llama, Mistral, Qwen2, Qwen3, Gemma2) through the engine's own fused
