@@ -94,6 +94,11 @@ def write_kv_torch(
 ) -> None:
     """Twin of `write_kv`."""
     live = slots >= 0
+    if key_cache.is_contiguous() and value_cache.is_contiguous() and bool(live.all()):
+        # The usual step of a CPU, without a copy of the keys and values that are written.
+        key_cache.flatten(0, 1).index_copy_(0, slots.long(), key.to(key_cache.dtype))
+        value_cache.flatten(0, 1).index_copy_(0, slots.long(), value.to(value_cache.dtype))
+        return
     slots, page_size = slots[live].long(), key_cache.shape[1]
     key_cache[slots // page_size, slots % page_size] = key[live].to(key_cache.dtype)
     value_cache[slots // page_size, slots % page_size] = value[live].to(value_cache.dtype)
