@@ -2,9 +2,11 @@
 keys and values into the paged cache, queries out contiguous; one launch.
 
 Source: RoFormer (Su et al. 2021, arXiv 2104.09864) in the half-split form of GPT-NeoX and Llama. All arithmetic is
-fp32; rounding to the tensors' dtype happens exactly where transformers rounds, so that in bf16 too the numbers are its
-numbers: cos and sin; the normalised head (Llama's form) and its product with the weight (Gemma's form rounds only that
-product); each of the two products of the rotation; their sum.
+fp32, written to round to the tensors' dtype where transformers rounds: cos and sin; the normalised head (Llama's form)
+and its product with the weight (Gemma's form rounds only that product); each of the two products of the rotation; their
+sum. The interpreter does just that. Compiled, a product and the sum behind it may become one fused multiply-add, which
+drops a rounding: on an H200 a quarter of bf16 queries differ from transformers' by one last bit, and are nearer to the
+exact rotation (relative error 0.0020 against 0.0023).
 
 Bytes: ``2 * tokens * (heads + 2 * kv_heads) * head_dim * itemsize``, read and written once.
 """

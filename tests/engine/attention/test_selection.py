@@ -25,6 +25,7 @@ def flash_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         selection, "why_not_flash", lambda _d, _t, _h, page: None if page % 256 == 0 else "its pages are multiples"
     )
+    monkeypatch.setattr(selection, "why_not_triton", lambda *_: None)
 
 
 @pytest.mark.usefixtures("flash_installed")
@@ -34,7 +35,7 @@ def test_eager_and_sdpa_models_are_switched_where_flash_can_serve() -> None:
     assert choose("eager")[0] == "flash_attention_2"
     assert choose("sdpa", auto=False) == ("sdpa", "the model was loaded with it")
     assert choose("eager", supports=False)[0] == "eager"
-    assert choose("sdpa", page_size=16)[0] == "sdpa"
+    assert choose("sdpa", auto=False, page_size=16)[0] == "sdpa"
 
 
 @pytest.mark.usefixtures("flash_installed")
@@ -42,8 +43,19 @@ def test_a_page_size_that_flash_cannot_do_takes_another_backend_and_says_so() ->
     """A-page-05."""
     assert choose("flash_attention_2")[0] == "flash_attention_2"
     name, reason = choose("flash_attention_2", page_size=128)
-    assert name != "flash_attention_2"
+    assert name == "triton"
     assert "flash_attention_2 was asked for, but its pages are multiples" in reason
+    assert choose("sdpa", page_size=16) == (
+        "triton",
+        "switched from sdpa: flash_attention_2 would do, but its pages are multiples",
+    )
+
+
+@pytest.mark.usefixtures("flash_installed")
+def test_without_triton_sdpa_serves_any_page_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(selection, "why_not_triton", lambda *_: "triton cannot be imported")
+    assert choose("flash_attention_2", page_size=128)[0] == "sdpa"
+    assert choose("sdpa", page_size=16)[0] == "sdpa"
 
 
 @pytest.mark.parametrize(
