@@ -69,6 +69,8 @@ class ContinuousBatchingManager:
         hints = WorkloadHints.adopt(workload_hints)
         self.generation_config = generation_defaults(generation_config, {})
         self.resolved_config: ResolvedConfig = resolve(config, self.shape, hints, model.config._attn_implementation)
+        for level, sentence in self.resolved_config.notes:
+            logger.log(level, sentence)
         self.model = model
         self.stats = EngineStats()
         seed = secrets.randbits(31) if config.seed is None else config.seed

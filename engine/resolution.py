@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import bisect
 import json
-from collections.abc import Callable, Mapping
+import logging
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from types import MappingProxyType
 from typing import Any
@@ -39,9 +40,19 @@ class ResolvedConfig:
     """Every field of `ContinuousBatchingConfig` decided, and what was derived besides; immutable.
 
     Fields are attributes (``resolved.num_blocks``); ``resolved.source("num_blocks")`` says where a value came from.
+    ``notes`` are the choices that a user may not expect, as (logging level, sentence).
     """
 
-    def __init__(self, values: Mapping[str, Resolved], layout: CacheLayout, ledger: Ledger) -> None:
+    notes: tuple[tuple[int, str], ...]
+
+    def __init__(
+        self,
+        values: Mapping[str, Resolved],
+        layout: CacheLayout,
+        ledger: Ledger,
+        notes: Sequence[tuple[int, str]] = (),
+    ) -> None:
+        object.__setattr__(self, "notes", tuple(notes))
         object.__setattr__(self, "_values", MappingProxyType(dict(values)))
         object.__setattr__(self, "layout", layout)
         object.__setattr__(self, "ledger", ledger)
@@ -79,6 +90,7 @@ class _Resolution:
         self.config, self.shape, self.hints, self.attn, self.free = config, shape, hints, attn, probe
         defaults = ContinuousBatchingConfig()
         self.values: dict[str, Resolved] = {}
+        self.notes: list[tuple[int, str]] = []
         for f in fields(ContinuousBatchingConfig):
             value = getattr(config, f.name)
             self.values[f.name] = Resolved(value, "default" if value == getattr(defaults, f.name) else "user")
@@ -89,6 +101,9 @@ class _Resolution:
 
     def set(self, name: str, value: Any, why: str) -> None:
         self.values[name] = Resolved(value, why)
+
+    def note(self, level: int, sentence: str) -> None:
+        self.notes.append((level, sentence))
 
     def is_open(self, name: str) -> bool:
         return self[name] is None
@@ -129,7 +144,7 @@ def resolve(
         _fit_requests,
     ):
         step(r)
-    return ResolvedConfig(r.values, r.layout, _ledger(r, r["num_blocks"]))
+    return ResolvedConfig(r.values, r.layout, _ledger(r, r["num_blocks"]), r.notes)
 
 
 def _refuse_what_is_not_there(r: _Resolution) -> None:
@@ -165,6 +180,8 @@ def _attention(r: _Resolution) -> None:
         r["page_size"],
     )
     r.set("attention_backend", choice.name, f"derived: {choice.reason}")
+    if r.attn is not None and choice.name != r.attn.removeprefix("paged|"):
+        r.note(logging.WARNING, f"attention runs on {choice.name}: {choice.reason}")
 
 
 def _forward(r: _Resolution) -> None:
@@ -197,6 +214,7 @@ def _graphs_and_async(r: _Resolution) -> None:
 def _sharing(r: _Resolution) -> None:
     if r["allow_block_sharing"] and not r.layout.can_share_prefixes:
         r.set("allow_block_sharing", False, "derived: off, the model has sliding-window layers")
+        r.note(logging.INFO, "prefix sharing is off: the model has sliding-window layers")
 
 
 def _decode_table(r: _Resolution) -> None:
@@ -204,6 +222,7 @@ def _decode_table(r: _Resolution) -> None:
     if not any(r["use_cuda_graph"]):
         if r["max_blocks_per_request"]:
             r.set("max_blocks_per_request", 0, "derived: 0, no captured steps")
+            r.note(logging.WARNING, "max_blocks_per_request is set to 0: no step is captured on this device or backend")
         elif r.is_open("max_blocks_per_request"):
             r.set("max_blocks_per_request", 0, "derived: no captured steps")
         return

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+import engine
 from engine import ContinuousBatchingConfig, WorkloadHints
 from engine.cache.layout import CacheLayout
 from engine.model_shape import ModelShape
@@ -261,3 +262,17 @@ def test_a_model_that_cannot_be_served_is_refused_by_name() -> None:
         ModelShape.of(T5ForConditionalGeneration(config))
     with pytest.raises(ValueError, match=r"Linear has no \.config"):
         ModelShape.of(torch.nn.Linear(1, 1))
+
+
+def test_choices_that_a_user_may_not_expect_are_said_once(caplog: pytest.LogCaptureFixture, tiny_model: Any) -> None:
+    """A-prefix-02, A-fast-05: a forced setting is a warning only if it was set."""
+    model = tiny_model("tiny-mistral")
+    with caplog.at_level("INFO", logger="engine"):
+        engine.init_continuous_batching(model, None, ContinuousBatchingConfig(num_blocks=8, max_blocks_per_request=64))
+    said = [(record.levelname, record.message) for record in caplog.records]
+    assert ("INFO", "prefix sharing is off: the model has sliding-window layers") in said
+    assert [level for level, text in said if "max_blocks_per_request" in text] == ["WARNING"]
+    caplog.clear()
+    with caplog.at_level("INFO", logger="engine"):
+        engine.init_continuous_batching(model, None, ContinuousBatchingConfig(num_blocks=8))
+    assert not [r for r in caplog.records if r.levelname == "WARNING"]
