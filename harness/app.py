@@ -30,6 +30,7 @@ from harness.config import check, plain, unknown_keys
 from harness.errors import explain_config_error, one_line, unknown_key
 from harness.job import Job, run_job
 from harness.sweep import arm, combine_jobs, failed_lines, match_summary
+from workloads.build import check_sources
 
 CONFIG_PATH = "pkg://sweeps"
 CONFIG_NAME = "config"
@@ -95,6 +96,7 @@ def make_plan(arguments: Sequence[str]) -> Plan:
     if unknown := unknown_keys(config):
         raise ValueError(unknown_key(unknown[0], [k for k in _keys(values) if k not in unknown]))
     check(values)
+    check_sources(values["workload"], values["arrival"])
     experiment = values["experiment"]
     arm(values, config.hydra.runtime.choices, experiment["variable"])  # refuses a variable that does not exist
     multirun = config.hydra.mode == RunMode.MULTIRUN or any(f in ("-m", "--multirun") for f in flags)

@@ -184,7 +184,7 @@ def _unknown_keys(config: DictConfig, prefix: str) -> list[str]:
 
 
 def check(config: Mapping[str, Any]) -> None:
-    """Raise ValueError for a value that is wrong whatever the engine: of the measure group or of generation."""
+    """Raise ValueError for what is wrong whatever the engine: of the measure group or of generation."""
     GenerationSettings(**config["generation"])
     measure = config["measure"]
     limits = {"warmup_requests": 0, "repeats": 1}

@@ -13,6 +13,7 @@ from workloads.config import (
     PromptsFileWorkload,
     StagedWorkload,
     SyntheticWorkload,
+    TraceWorkload,
     WorkloadConfig,
     make_arrival,
     workload_config,
@@ -20,9 +21,11 @@ from workloads.config import (
 from workloads.content import Content
 from workloads.prompts import allowed_ids, draw
 from workloads.prompts_file import Tokenizer, prompts_file_content
+from workloads.replay import check as check_settings
 from workloads.replay import trace_content
 from workloads.streams import stream
 from workloads.synthetic import synthetic_content
+from workloads.traces import read_trace
 from workloads.workload import ScheduledRequest, Workload
 
 # Two prompts with this many equal leading ids can share a page of the smallest page size an engine may have.
@@ -71,6 +74,30 @@ def build_workload(
         **content.facts,
     }
     return Workload(cfg.name, requests, arrival.concurrency, spec)
+
+
+class _AnyTokenizer:
+    """Stands for a model's tokenizer where only the file is looked at."""
+
+    def encode(self, text: str) -> list[int]:
+        return [0] * max(1, len(text) // 4)
+
+
+def check_sources(workload_cfg: WorkloadConfig | Mapping[str, Any], arrival_cfg: Any) -> None:
+    """Find a bad setting or file before a model is loaded for it: read the trace or prompts file that is named.
+
+    What depends on the model (ids outside its vocabulary) is left to `build_workload`.
+
+    Raises:
+        ValueError: as `build_workload`.
+    """
+    cfg = workload_config(workload_cfg)
+    make_arrival(arrival_cfg)
+    if isinstance(cfg, TraceWorkload):
+        check_settings(cfg)
+        read_trace(cfg.path, cfg.format)
+    elif isinstance(cfg, PromptsFileWorkload):
+        prompts_file_content(cfg, vocab_size=1 << 31, seed=0, tokenizer=_AnyTokenizer())
 
 
 def _content(
