@@ -19,7 +19,7 @@ def test_sources_are_looked_at_without_a_model(tmp_path: Path) -> None:
     good.write_text('{"prompt": 5}\n')
     with pytest.raises(TraceError, match=r"prompts.jsonl:1: "):
         check_sources({"kind": "prompts_file", "path": str(good)}, burst)
-    with pytest.raises(ValueError, match="set workload.path to a readable file"):
+    with pytest.raises(ValueError, match=r"set workload\.path to a readable file"):
         check_sources({"kind": "trace", "format": "azure", "path": str(tmp_path / "none.csv")}, burst)
     with pytest.raises(ValueError, match="max_requests is -1"):
         check_sources({"kind": "trace", "format": "azure", "path": str(good), "max_requests": -1}, burst)
