@@ -9,16 +9,15 @@ the smaller ones find its memory.
 from __future__ import annotations
 
 import bisect
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 
-from engine.attention import AttentionMetadata
+from engine.attention import AttentionMetadata, GroupTables
 from engine.runner.batch import StepShape
-
-if TYPE_CHECKING:
-    from engine.runner.runner import ModelRunner
+from engine.scheduler import ScheduledRow
 
 MIXED_PREFILLS = 8
 """Prefill rows of a captured mixed step."""
@@ -32,6 +31,23 @@ def bucket_sizes(max_rows: int) -> list[int]:
     """Rows of the captured decode steps: 1, 2, 4, then by 8 to 256, then by 64, and ``max_rows`` itself."""
     sizes = [n for n in (1, 2, 4, *range(8, 257, 8), *range(320, max_rows + 1, 64)) if n < max_rows]
     return [*sizes, max_rows]
+
+
+class StepRunner(Protocol):
+    """What capturing needs of a runner."""
+
+    device: torch.device
+    windows: list[int | None]
+
+    def upload(
+        self, shape: StepShape, rows: Sequence[ScheduledRow], target: torch.Tensor | None = None
+    ) -> dict[str, torch.Tensor]: ...
+
+    def group_tables(self, views: dict[str, torch.Tensor]) -> tuple[GroupTables, ...]: ...
+
+    def forward(
+        self, shape: StepShape, views: dict[str, torch.Tensor], metadata: AttentionMetadata
+    ) -> torch.Tensor: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,13 +73,22 @@ class StepGraphs:
         max_rows: most rows of a step.
         max_tokens: most query tokens of a step.
         width: pages of the static block tables; steps with a longer request are launched instead.
+        page_size: tokens a page.
         mixed, decode: whether to capture steps with prefills and decode steps.
     """
 
     def __init__(
-        self, runner: ModelRunner, max_rows: int, max_tokens: int, width: int, mixed: bool, decode: bool
+        self,
+        runner: StepRunner,
+        max_rows: int,
+        max_tokens: int,
+        width: int,
+        page_size: int,
+        mixed: bool,
+        decode: bool,
     ) -> None:
         self.width = width
+        self._max_kv = width * page_size
         self._runner = runner
         self._decodes = bucket_sizes(min(max_rows, max_tokens)) if decode else []
         self._mixed_tokens = [n for n in MIXED_TOKENS if n <= max_tokens] if mixed else []
@@ -71,7 +96,7 @@ class StepGraphs:
         shapes = [self._shape(decodes, 0) for decodes in self._decodes]
         shapes += [self._shape(decodes, tokens) for tokens in self._mixed_tokens for decodes in self._mixed_decodes]
         shapes.sort(key=lambda shape: (shape.tokens, shape.rows), reverse=True)
-        inputs = torch.zeros(max(shape.size for shape in shapes), dtype=torch.int32, device=runner.device)
+        inputs = torch.zeros(max((shape.size for shape in shapes), default=0), dtype=torch.int32, device=runner.device)
         pool = torch.cuda.graph_pool_handle()
         self._steps = {(s.decodes, s.prefill_tokens): self._capture(s, inputs, pool) for s in shapes}
 
@@ -91,7 +116,7 @@ class StepGraphs:
                 cu_query=views["cu_query"] if shape.prefills else None,
                 cu_kv=views["cu_kv"] if shape.prefills else None,
                 max_query=shape.prefill_tokens,
-                max_kv=self.width * runner.config.page_size,
+                max_kv=self._max_kv,
             )
             return runner.forward(shape, views, metadata)
 

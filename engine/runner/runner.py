@@ -104,6 +104,7 @@ class ModelRunner:
                 self.config.max_requests_per_batch,
                 self.config.max_batch_tokens,
                 self.config.max_blocks_per_request,
+                self.config.page_size,
                 mixed,
                 decode,
             )
