@@ -12,11 +12,13 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 from engine.cache import PagedCache
 from engine.model_shape import ModelShape
 from engine.requests import GenerationOutput, Request, RequestStatus
 from engine.resolution import ResolvedConfig
-from engine.runner import LaunchedStep, ModelRunner
+from engine.runner import LaunchedStep, ModelRunner, Transfer
 from engine.scheduler import SCHEDULERS, SchedulerLimits, StepPlan
 from engine.stats import EngineStats, StepRecord
 
@@ -42,13 +44,13 @@ class EngineCore:
         self.config, self.stats, self._deliver = config, stats, deliver
         self.cache = PagedCache(config.layout, config.num_blocks, config.allow_block_sharing)
         limits = SchedulerLimits(config.max_batch_tokens, config.max_requests_per_batch, config.safety_margin)
-        self.scheduler = SCHEDULERS[config.scheduler_type](self.cache, limits)
+        self.scheduler = SCHEDULERS[config.scheduler_type](self.cache, limits, config.num_host_blocks)
         self.runner = ModelRunner(model, shape, config)
         self.requests: dict[str, Request] = {}
-        self._launched: deque[tuple[LaunchedStep, StepRecord]] = deque()
+        self._launched: deque[tuple[LaunchedStep, StepRecord, Transfer | None]] = deque()
         self._depth = 1 if config.use_async_batching else 0
         self._check = os.environ.get("ENGINE_CHECK") == "1"
-        stats.kv_blocks_total = config.num_blocks
+        stats.kv_blocks_total, stats.host_blocks_total = config.num_blocks, config.num_host_blocks
 
     def warm_up(self) -> None:
         """Do once what the first steps would otherwise wait for (graph capture)."""
@@ -72,16 +74,64 @@ class EngineCore:
         """One turn of the loop."""
         started = time.perf_counter_ns()
         plan = self.scheduler.schedule()
-        if plan.rows:
-            self._note_admissions(plan)
-            launched = self.runner.launch(plan)
-            self._launched.append((launched, self._describe(plan, launched, started)))
+        if self._start(plan, started) is not None:
+            plan = self._start_smaller(plan, started)
         if self._launched and (len(self._launched) > self._depth or not plan.rows):
             self._collect(*self._launched.popleft())
         elif not plan.rows and self.scheduler.has_work:
             raise RuntimeError("the scheduler has requests but can run none of them")
         if self._check:
             self.scheduler.check()
+
+    def _start(self, plan: StepPlan, started: int) -> str | None:
+        """Launch a plan. If device memory runs out the plan is undone and the cause returned."""
+        transfer = self.runner.transfer(plan)
+        self._note(plan)
+        if not plan.rows:
+            return None
+        try:
+            launched = self.runner.launch(plan)
+        except torch.OutOfMemoryError as error:
+            self.scheduler.undo(plan)
+            return str(error).partition("\n")[0]  # as text: the exception's frames hold the memory that is needed
+        self.stats.forks += len(plan.forked)
+        self._launched.append((launched, self._describe(plan, launched, started), transfer))
+        return None
+
+    def _start_smaller(self, plan: StepPlan, started: int) -> StepPlan:
+        """After running out of memory: once more with half the prefill tokens, or half the rows of a decode step. If
+        that does not help the youngest request that prefills gives up, or the youngest of a decode step.
+
+        Returns:
+            The smaller plan, whether or not it could be launched.
+        """
+        self.drain()  # the failed launch may have overwritten tokens on the device that are still to be fed back
+        self.runner.release_unused()
+        self.stats.oom_retries += 1
+        decodes = sum(row.is_decode for row in plan.rows)
+        prefill_tokens = sum(row.count for row in plan.rows if not row.is_decode)
+        smaller = self.scheduler.schedule(
+            decodes + max(1, prefill_tokens // 2) if prefill_tokens else max(1, decodes // 2)
+        )
+        shortage = self._start(smaller, started)
+        if shortage is None:
+            return smaller
+        self.runner.release_unused()
+        prefilling = {row.request.request_id for row in smaller.rows if not row.is_decode}
+        candidates = prefilling or {row.request.request_id for row in smaller.rows}
+        youngest = next(r for r in reversed(self.scheduler.running.values()) if r.request_id in candidates)
+        self._end(youngest, RequestStatus.FAILED, f"oom_{'prefill' if prefilling else 'decode'}: {shortage}")
+        self._deliver([GenerationOutput(youngest)])
+        return smaller
+
+    def drain(self) -> None:
+        """Collect every launched step: all tokens are on the host and the device has nothing left to do."""
+        while self._launched:
+            self._collect(*self._launched.popleft())
+
+    def forget_prefixes(self) -> None:
+        """Offer nothing computed so far to later requests (the weights have changed). Call it on a drained core."""
+        self.scheduler.forget_prefixes()
 
     def cancel(self, request_id: str, reason: str = "cancelled by the client") -> None:
         """End a request with what it has generated; unknown or ended ids are ignored."""
@@ -99,7 +149,7 @@ class EngineCore:
         if requests:
             self._deliver([GenerationOutput(request) for request in requests])
 
-    def _collect(self, launched: LaunchedStep, record: StepRecord) -> None:
+    def _collect(self, launched: LaunchedStep, record: StepRecord, transfer: Transfer | None) -> None:
         chosen = zip(*launched.wait(), strict=True)
         outputs = []
         for row, (token, logprob, top) in zip(launched.rows, chosen, strict=True):
@@ -115,6 +165,7 @@ class EngineCore:
             if over or request.streaming:
                 outputs.append(GenerationOutput(request))
         # Counted before anything is handed over: who sees the last token sees the whole log.
+        record.restore_ms = None if transfer is None else transfer.restore_ms
         record.step_ms = (time.perf_counter_ns() - record.t_ns) / 1e6
         if outputs:
             self._deliver(outputs)
@@ -133,10 +184,15 @@ class EngineCore:
         else:
             self.stats.failed += 1
 
-    def _note_admissions(self, plan: StepPlan) -> None:
+    def _note(self, plan: StepPlan) -> None:
         self.stats.prefix_query_tokens += plan.prefix_query_tokens
         self.stats.prefix_hit_tokens += plan.prefix_hit_tokens
-        self.stats.forks += plan.num_forked
+        self.stats.offloads += plan.num_offloaded
+        self.stats.restores += plan.num_restored
+        self.stats.offloaded_tokens += plan.offloaded_tokens
+        if self.config.num_host_blocks:
+            free, low = self.scheduler.host.num_free, self.stats.host_blocks_free_min
+            self.stats.host_blocks_free_min = free if low is None else min(low, free)
         now = time.perf_counter()
         for request in plan.admitted:
             request.admitted_time = now
@@ -146,7 +202,7 @@ class EngineCore:
         for row in plan.rows:
             end = row.start + row.count
             kv_tokens += end
-            if row.start >= row.request.num_prompt and row.count == 1:
+            if row.is_decode:
                 decode += 1
             else:
                 prefill_rows += 1
@@ -166,6 +222,8 @@ class EngineCore:
             preempted=plan.num_preempted,
             admission_held=plan.admission_held,
             graph=launched.replayed,
+            offloaded=plan.num_offloaded,
+            restored=plan.num_restored,
             schedule_ms=(time.perf_counter_ns() - started) / 1e6,
         )
         self.stats.record(record)

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from engine.attention.selection import BACKENDS, choose_backend
-from engine.cache.budget import Ledger, activation_bytes, free_memory, step_buffer_bytes
+from engine.cache.budget import Ledger, activation_bytes, available_ram, free_memory, step_buffer_bytes
 from engine.cache.layout import CacheLayout
 from engine.config import ContinuousBatchingConfig, WorkloadHints
 from engine.model_shape import ModelShape
@@ -85,9 +85,16 @@ class _Resolution:
     """The values settled so far, and what they are settled from."""
 
     def __init__(
-        self, config: ContinuousBatchingConfig, shape: ModelShape, hints: WorkloadHints, attn: str | None, probe: int
+        self,
+        config: ContinuousBatchingConfig,
+        shape: ModelShape,
+        hints: WorkloadHints,
+        attn: str | None,
+        free: int,
+        ram_probe: Callable[[], int | None],
     ) -> None:
-        self.config, self.shape, self.hints, self.attn, self.free = config, shape, hints, attn, probe
+        self.config, self.shape, self.hints, self.attn, self.free = config, shape, hints, attn, free
+        self.ram_probe = ram_probe
         defaults = ContinuousBatchingConfig()
         self.values: dict[str, Resolved] = {}
         self.notes: list[tuple[int, str]] = []
@@ -115,6 +122,7 @@ def resolve(
     hints: WorkloadHints,
     attn_implementation: str | None,
     memory_probe: Callable[[torch.device], int] = free_memory,
+    ram_probe: Callable[[], int | None] = available_ram,
 ) -> ResolvedConfig:
     """Decide every setting.
 
@@ -124,11 +132,12 @@ def resolve(
         hints: what is known of the requests.
         attn_implementation: what the model was loaded with.
         memory_probe: free bytes of a device; an argument so that tests can state it.
+        ram_probe: available bytes of host memory, None = unknown; asked only if blocks may be offloaded.
 
     Raises:
         ValueError: settings that cannot be met together or on this device, with the field, its value and what to do.
     """
-    r = _Resolution(config, shape, hints, attn_implementation, memory_probe(shape.device))
+    r = _Resolution(config, shape, hints, attn_implementation, memory_probe(shape.device), ram_probe)
     for step in (
         _refuse_what_is_not_there,
         _scheduler,
@@ -142,6 +151,7 @@ def resolve(
         _batch_tokens,
         _num_blocks,
         _fit_requests,
+        _offload,
     ):
         step(r)
     return ResolvedConfig(r.values, r.layout, _ledger(r, r["num_blocks"]), r.notes)
@@ -151,11 +161,6 @@ def _refuse_what_is_not_there(r: _Resolution) -> None:
     config = r.config
     if config.default_compile_level or config.varlen_compile_config or config.decode_compile_config:
         raise ValueError("torch.compile (default_compile_level, *_compile_config) is not available yet; leave it at 0")
-    if config.cpu_offload_space != 0:
-        raise ValueError(
-            f"cpu_offload_space={config.cpu_offload_space!r} is not available yet; leave it at 0.0 "
-            "(preempted requests are recomputed)"
-        )
     if config.q_padding_interval_size or config.kv_padding_interval_size:
         raise ValueError(
             "q_/kv_padding_interval_size are not available yet; leave them at 0 (the engine's own buckets)"
@@ -320,6 +325,37 @@ def _fit_requests(r: _Resolution) -> None:
     fitted = min(r["max_requests_per_batch"], r["max_batch_tokens"], r["num_blocks"])
     if fitted < r["max_requests_per_batch"]:
         r.set("max_requests_per_batch", fitted, "derived: fitted to max_batch_tokens and num_blocks")
+
+
+def _offload(r: _Resolution) -> None:
+    """Whole blocks of host memory: what the user asks for, at most the threshold's share of what is available."""
+    space, share = r["cpu_offload_space"], r["cpu_offload_space_safety_threshold"]
+    if space == 0:
+        r.set("num_host_blocks", 0, "derived: cpu_offload_space=0")
+        return
+    available = r.ram_probe()
+    if available is None:
+        if space is None:
+            raise ValueError("cpu_offload_space=None needs psutil to see the available RAM; install it or state GiB")
+        r.note(
+            logging.WARNING,
+            f"cpu_offload_space={space} GiB is not held against the available RAM: psutil is missing",
+        )
+    else:
+        limit = available * share / 2**30
+        why = f"{share:.0%} of {available / 2**30:.1f} GiB available RAM (cpu_offload_space_safety_threshold)"
+        if space is None:
+            r.set("cpu_offload_space", limit, f"derived: {why}")
+        elif space > limit:
+            r.note(logging.WARNING, f"cpu_offload_space={space} GiB is cut to {limit:.2f} GiB: {why}")
+            r.set("cpu_offload_space", limit, f"derived: cut to {why}")
+    blocks = int(r["cpu_offload_space"] * 2**30) // r.layout.block_bytes
+    if blocks < 1:
+        raise ValueError(
+            f"cpu_offload_space={space!r} (resolved to {r['cpu_offload_space']:.3g} GiB) does not hold one block of "
+            f"{r.layout.block_bytes / 2**20:.3g} MiB; raise it or its safety threshold, or set it to 0 (off)"
+        )
+    r.set("num_host_blocks", blocks, "derived: whole blocks within cpu_offload_space")
 
 
 def _ledger(r: _Resolution, num_blocks: int) -> Ledger:

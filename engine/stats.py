@@ -20,6 +20,8 @@ class StepRecord:
         schedule_ms: host time to choose the batch, build its inputs and launch it.
         step_ms: start of scheduling to tokens on the host.
         admission_held: whether the safety margin stopped a prefill.
+        offloaded, restored: requests whose blocks were copied to the host, and back, before this step.
+        restore_ms: time on the device of the latter; None if there were none.
     """
 
     step: int
@@ -38,6 +40,9 @@ class StepRecord:
     graph: bool
     schedule_ms: float
     step_ms: float | None = None
+    offloaded: int = 0
+    restored: int = 0
+    restore_ms: float | None = None
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -45,13 +50,23 @@ class StepRecord:
 
 @dataclass(slots=True)
 class EngineStats:
-    """Counters since the last `reset`, and the log of the last million steps."""
+    """Counters since the last `reset`, and the log of the last million steps.
+
+    Attributes:
+        offloads, restores: requests whose blocks were copied to the host, and back.
+        offloaded_tokens: computed positions of the former.
+        oom_retries: steps planned again, smaller, because device memory ran out.
+    """
 
     steps: int = 0
     finished: int = 0
     failed: int = 0
     cancelled: int = 0
     preemptions: int = 0
+    offloads: int = 0
+    restores: int = 0
+    offloaded_tokens: int = 0
+    oom_retries: int = 0
     forks: int = 0
     recomputed_tokens: int = 0
     prefill_tokens: int = 0
@@ -62,12 +77,13 @@ class EngineStats:
     max_running: int = 0
     kv_blocks_total: int = 0
     kv_blocks_free_min: int | None = None
+    host_blocks_total: int = 0
+    host_blocks_free_min: int | None = None
     log: deque[StepRecord] = field(default_factory=lambda: deque(maxlen=STEP_LOG_LENGTH))
 
     def reset(self) -> None:
         """Start counting anew (after a warm-up)."""
-        total = self.kv_blocks_total
-        fresh = EngineStats(kv_blocks_total=total)
+        fresh = EngineStats(kv_blocks_total=self.kv_blocks_total, host_blocks_total=self.host_blocks_total)
         for name in self.__slots__:
             setattr(self, name, getattr(fresh, name))
 

@@ -2,6 +2,7 @@
 
 from engine.cache.block_pool import TRASH_BLOCK, BlockPool
 from engine.cache.layout import CacheLayout, LayerGroup
+from engine.cache.offload import BlockPairs, HostBlocks
 from engine.cache.paged_cache import PagedCache
 
-__all__ = ["TRASH_BLOCK", "BlockPool", "CacheLayout", "LayerGroup", "PagedCache"]
+__all__ = ["TRASH_BLOCK", "BlockPairs", "BlockPool", "CacheLayout", "HostBlocks", "LayerGroup", "PagedCache"]

@@ -53,6 +53,15 @@ def step_buffer_bytes(num_groups: int, max_batch_tokens: int, max_requests: int,
     return 4 * (max_batch_tokens * (2 + num_groups) + max_requests * (3 + num_groups * pages))
 
 
+def available_ram() -> int | None:
+    """Bytes of host memory that could be allocated now; None where psutil is missing."""
+    try:
+        import psutil
+    except ImportError:
+        return None
+    return int(psutil.virtual_memory().available)
+
+
 def free_memory(device: torch.device) -> int:
     """Bytes that could be allocated on ``device`` now; on a CPU the available RAM."""
     if device.type == "cuda":

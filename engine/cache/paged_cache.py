@@ -128,8 +128,9 @@ class PagedCache:
         self.pool.release(stale)
 
     def register(self, request: Request) -> None:
-        """Make the request's full, computed pages findable. Only ids already on the host count."""
-        if not self.share_prefixes:
+        """Make the request's full, computed pages findable. Only ids already on the host count; a request without
+        blocks has none."""
+        if not self.share_prefixes or not request.tables:
             return
         page = self.layout.page_size
         full = min(request.num_computed, len(request.tokens)) // page

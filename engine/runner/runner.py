@@ -15,6 +15,7 @@ from engine.models import BridgedModel, Executor, FusedDecoder
 from engine.resolution import ResolvedConfig
 from engine.runner.batch import BatchState, StepShape
 from engine.runner.graphs import StepGraphs
+from engine.runner.host_blocks import HostStore, Transfer
 from engine.runner.kv_tensors import allocate_kv
 from engine.sampling import Choice, Sampler
 from engine.scheduler import ScheduledRow, StepPlan
@@ -86,6 +87,9 @@ class ModelRunner:
         else:
             self.executor = BridgedModel(model, backend, caches)
         self.layer_caches = caches
+        # Layers of different groups share tensors; each is here once.
+        self._stores = list({store.data_ptr(): store for _, *pair in caches for store in pair}.values())
+        self.host = HostStore(self._stores, config.num_host_blocks) if config.num_host_blocks else None
         self.windows = [group.window for group in config.layout.groups]
         self.batch = BatchState(config.layout, config.max_requests_per_batch)
         self.last_token = torch.zeros(config.max_requests_per_batch + 1, dtype=torch.int32, device=self.device)
@@ -108,6 +112,14 @@ class ModelRunner:
                 mixed,
                 decode,
             )
+
+    @torch.inference_mode()
+    def transfer(self, plan: StepPlan) -> Transfer | None:
+        """Start the copies to and from the host that must come before the plan's step; None if there are none."""
+        if not (plan.offloads or plan.restores):
+            return None
+        assert self.host is not None, "only a scheduler with host blocks plans such copies"
+        return self.host.transfer(plan.offloads, plan.restores)
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> LaunchedStep:
@@ -163,9 +175,16 @@ class ModelRunner:
             ids = torch.cat((resolved, ids[shape.decodes :])) if shape.prefills else resolved
         return self.executor.logits(ids, views["positions"], metadata, views["sample_index"])
 
+    def release_unused(self) -> None:
+        """Give memory that no tensor uses back to the device: what is free in pieces may be enough in one."""
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+
     def close(self) -> None:
         """Leave the model as it was found; the runner is not used again."""
         self.executor.close()
+        if self.host is not None:
+            self.host.close()
 
     def group_tables(self, views: dict[str, torch.Tensor]) -> tuple[GroupTables, ...]:
         kv_slots = views["kv_slots"].long()
@@ -201,9 +220,7 @@ class ModelRunner:
         if self.device.type == "cuda":
             pairs = pairs.pin_memory().to(self.device, non_blocking=True)
         source, target = pairs.unbind(1)
-        # Layers of different groups share tensors; each is copied once.
-        stores = {store.data_ptr(): store for _, *pair in self.layer_caches for store in pair}
-        for store in stores.values():
+        for store in self._stores:
             store.index_copy_(0, target, store[source])
 
     def _send_home(self, choice: Choice) -> tuple[Choice, Any]:

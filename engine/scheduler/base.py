@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import ClassVar
 
-from engine.cache import PagedCache
+from engine.cache import BlockPairs, HostBlocks, PagedCache
 from engine.requests import Request, RequestStatus
 
 
@@ -40,6 +40,11 @@ class ScheduledRow:
     count: int
     samples: bool
 
+    @property
+    def is_decode(self) -> bool:
+        """Whether all it computes is the newest generated token."""
+        return self.count == 1 and self.start >= self.request.num_prompt
+
 
 @dataclass(slots=True)
 class StepPlan:
@@ -48,7 +53,11 @@ class StepPlan:
     Attributes:
         admitted: requests that left the queue for the first time.
         copies: (from, to) blocks to copy once the step is computed.
-        num_forked: children that took over their parent's blocks.
+        offloads: (device block, host block) to copy before the step is computed, also if it has no rows.
+        restores: (host block, device block) to copy after those, and before the step is computed.
+        num_offloaded, num_restored: requests that these belong to.
+        offloaded_tokens: computed positions that left the device.
+        forked: children that took over their parent's blocks.
         prefix_query_tokens, prefix_hit_tokens: of the requests that left the queue, known tokens and how many of them
             the prefix cache held.
     """
@@ -62,8 +71,17 @@ class StepPlan:
     prefix_query_tokens: int = 0
     prefix_hit_tokens: int = 0
     admitted: list[Request] = field(default_factory=list)
-    copies: list[tuple[int, int]] = field(default_factory=list)
-    num_forked: int = 0
+    copies: BlockPairs = field(default_factory=list)
+    forked: list[Request] = field(default_factory=list)
+    offloads: BlockPairs = field(default_factory=list)
+    restores: BlockPairs = field(default_factory=list)
+    num_offloaded: int = 0
+    num_restored: int = 0
+    offloaded_tokens: int = 0
+
+    @property
+    def num_forked(self) -> int:
+        return len(self.forked)
 
 
 class Phase(Enum):
@@ -78,8 +96,9 @@ class Scheduler:
     """Fills steps by letting each request's computed tokens chase its known tokens.
 
     A policy is a subclass that names the order of the phases. Within a phase requests go in order of arrival. When
-    blocks run out, the youngest running request is preempted: its blocks are released, it returns to the head of the
-    queue and is computed again later (what of it is still in the prefix cache is not).
+    blocks run out, the youngest running request is preempted: its blocks are released and it returns to the head of the
+    queue. If the host has room for them they are copied there and back later; if not, it is computed again (but for
+    what the prefix cache still holds).
 
     A running request never loses its place to a younger one, and the oldest can always take what it needs, so every
     request that fits the pool alone finishes.
@@ -88,8 +107,9 @@ class Scheduler:
     phases: ClassVar[tuple[Phase, ...]]
     default_safety_margin: ClassVar[float]
 
-    def __init__(self, cache: PagedCache, limits: SchedulerLimits) -> None:
+    def __init__(self, cache: PagedCache, limits: SchedulerLimits, num_host_blocks: int = 0) -> None:
         self.cache = cache
+        self.host = HostBlocks(cache, num_host_blocks)
         self.limits = limits
         self.waiting: OrderedDict[str, Request] = OrderedDict()
         self.running: OrderedDict[str, Request] = OrderedDict()
@@ -100,6 +120,7 @@ class Scheduler:
         self._rows: dict[str, ScheduledRow] = {}
         self._budget = 0
         self._plan = StepPlan([])
+        self._restored: dict[str, BlockPairs] = {}
 
     @property
     def has_work(self) -> bool:
@@ -120,21 +141,30 @@ class Scheduler:
             self._num_held -= 1
         else:
             self.waiting.pop(request.request_id, None)
+            self.host.release(request)
         if request.children:
             self._queue_children(self._release_children(request))
 
-    def schedule(self) -> StepPlan:
+    def schedule(self, max_tokens: int | None = None) -> StepPlan:
         """Plan one step and commit it: blocks are allocated and ``num_computed`` runs ahead to the planned positions.
+
+        Args:
+            max_tokens: a smaller token budget for this step only.
 
         An empty plan means that nothing can run before a launched step is collected (or that there is nothing to do).
         """
-        self._rows, self._budget, self._plan = {}, self.limits.max_batch_tokens, StepPlan([])
+        self._rows, self._budget, self._plan = {}, max_tokens or self.limits.max_batch_tokens, StepPlan([])
+        self._restored = {}
         for phase in self.phases:
             if phase is Phase.ADMIT:
                 self._admit()
             else:
                 self._continue_running(decoding=phase is Phase.DECODE)
         plan = self._plan
+        for request_id, pairs in self._restored.items():
+            plan.restores += pairs
+            plan.num_restored += 1
+            self.host.release(self.running[request_id])
         for row in self._rows.values():
             request = row.request
             request.num_computed += row.count
@@ -148,6 +178,22 @@ class Scheduler:
         plan.num_running, plan.num_waiting = len(self.running), len(self.waiting) + self._num_held
         plan.num_available_blocks = self.cache.pool.num_available
         return plan
+
+    def undo(self, plan: StepPlan) -> None:
+        """Take back the newest plan because its step was not computed: what its rows compute is to be computed still.
+        Blocks stay with their requests; children that had taken over blocks, now empty, are queued."""
+        for child in plan.forked:
+            del self.running[child.request_id]
+            self._vacate(child)
+            child.num_computed, child.status = 0, RequestStatus.PENDING
+        self._queue_children(plan.forked)
+        for row in plan.rows:
+            request = row.request
+            request.num_computed -= row.count
+            if row.samples:
+                request.num_in_flight -= 1
+                if not row.is_decode:
+                    request.status = RequestStatus.PREFILLING
 
     def _continue_running(self, decoding: bool) -> None:
         for request in list(self.running.values()):
@@ -170,27 +216,31 @@ class Scheduler:
             request = next(iter(self.waiting.values()))
             if request.num_in_flight or self._margin_holds():
                 return
-            cached = self.cache.open(request)
-            needs = min(request.num_tokens - cached, self._budget)
+            cached, kept = self.cache.open(request), self.host.kept_tokens(request)
+            start = max(cached, kept)
+            needs = min(request.num_tokens - start, self._budget)
             # All of the prompt must find room now, not only its first chunk: a half-prefilled request that stalls
             # holds blocks and gives nothing back.
             lacking = not self.cache.has_room(request, request.num_tokens, self.limits.max_batch_tokens)
-            if (lacking and self.running) or not self.cache.extend(request, cached + needs):
+            restores = None if lacking and self.running else self.host.restore(request)
+            if restores is None or not self.cache.extend(request, start + needs):
                 self.cache.close(request)
                 return
             del self.waiting[request.request_id]
             self.running[request.request_id] = request
             request.slot = self._free_slots.pop()
-            request.num_computed = cached
+            request.num_computed = start
             request.status = RequestStatus.PREFILLING
-            if self.cache.share_prefixes:
+            if kept:
+                self._restored[request.request_id] = restores
+            elif self.cache.share_prefixes:
                 self._plan.prefix_query_tokens += request.num_tokens
                 self._plan.prefix_hit_tokens += cached
             if request.preemptions == 0:
                 request.cached_tokens = cached
                 self._plan.admitted.append(request)
             else:
-                request.recomputed_tokens += max(0, request.num_lost - cached)
+                request.recomputed_tokens += max(0, request.num_lost - start)
             self._take(request, needs)
 
     def _fork(self, parent: Request) -> None:
@@ -211,7 +261,7 @@ class Scheduler:
             child.status = RequestStatus.DECODING
             self._plan.admitted.append(child)
             self._plan.copies += copies
-            self._plan.num_forked += 1
+            self._plan.forked.append(child)
 
     def _release_children(self, parent: Request) -> list[Request]:
         children, parent.children = parent.children, []
@@ -253,14 +303,36 @@ class Scheduler:
         if row is not None:
             self._budget += row.count
         del self.running[request.request_id]
+        request.num_lost = request.num_computed
+        request.num_computed = self._keep_on_host(request)
         self._vacate(request)
-        request.num_lost, request.num_computed = request.num_computed, 0
         request.status = RequestStatus.PENDING
         request.preemptions += 1
         self.waiting[request.request_id] = request
         self.waiting.move_to_end(request.request_id, last=False)
         self.preemptions += 1
         self._plan.num_preempted += 1
+
+    def _keep_on_host(self, request: Request) -> int:
+        """Offload a request that is about to lose its blocks, if the host has room; returns the positions kept. A token
+        in flight does not matter: what computes it was launched before the copy, and it waits for it to be admitted."""
+        if self._restored.pop(request.request_id, None) is not None:  # by this very plan: its copy is still there
+            return self.host.kept_tokens(request)
+        pairs = self.host.keep(request)
+        if pairs is None:
+            return 0
+        self._plan.offloads += pairs
+        self._plan.num_offloaded += 1
+        self._plan.offloaded_tokens += request.num_computed
+        return request.num_computed
+
+    def forget_prefixes(self) -> None:
+        """After a weight update: what was computed so far is never offered to others, and what is kept on the host is
+        given up, to be computed again with the new weights."""
+        self.cache.forget_prefixes(self.running.values())
+        for request in self.waiting.values():
+            self.host.release(request)
+            request.num_computed = 0
 
     def _vacate(self, request: Request) -> None:
         self.cache.close(request)
@@ -276,6 +348,9 @@ class Scheduler:
         for request in self.running.values():
             if not 0 <= request.num_computed <= request.num_tokens or request.num_in_flight < 0:
                 raise RuntimeError(f"request {request.request_id!r} has impossible counters")
+        self.host.check(self.waiting.values())
         for request in self.waiting.values():
+            if request.num_computed != self.host.kept_tokens(request):
+                raise RuntimeError(f"waiting request {request.request_id!r} counts positions that nobody keeps")
             if request.tables or request.slot != -1 or request.parent is not None:
                 raise RuntimeError(f"waiting request {request.request_id!r} still holds blocks or a slot")

@@ -215,8 +215,6 @@ def test_sharing_is_off_with_sliding_layers_and_says_so(windows: tuple[int | Non
     "given",
     [
         {"default_compile_level": 1},
-        {"cpu_offload_space": 1.0},
-        {"cpu_offload_space": None},
         {"q_padding_interval_size": 64},
         {"kv_padding_interval_size": 64},
         {"varlen_compile_config": object()},
@@ -276,3 +274,72 @@ def test_choices_that_a_user_may_not_expect_are_said_once(caplog: pytest.LogCapt
     with caplog.at_level("INFO", logger="engine"):
         engine.init_continuous_batching(model, None, ContinuousBatchingConfig(num_blocks=8))
     assert not [r for r in caplog.records if r.levelname == "WARNING"]
+
+
+def offload(available: int | None = 100 * GiB, **config: Any) -> ResolvedConfig:
+    return resolve(
+        ContinuousBatchingConfig(page_size=16, **config),
+        SHAPE,
+        WorkloadHints(),
+        "sdpa",
+        memory_probe=lambda _: 64 * GiB,
+        ram_probe=lambda: available,
+    )
+
+
+BLOCK = 16 * 28 * 2 * 8 * 128 * 2
+"""Bytes of a block of `SHAPE`: 16 tokens, 28 layers, keys and values, 8 heads of 128, bf16."""
+
+
+def test_offload_is_off_and_silent_by_default() -> None:
+    """A-off-01: RAM is not even looked at."""
+
+    def never() -> int:
+        raise AssertionError("nobody asked for host memory")
+
+    r = resolve(ContinuousBatchingConfig(), SHAPE, WorkloadHints(), "sdpa", lambda _: 64 * GiB, never)
+    assert (r.cpu_offload_space, r.num_host_blocks) == (0.0, 0)
+    assert not [text for _, text in r.notes if "offload" in text]
+
+
+def test_offload_space_is_whole_blocks() -> None:
+    """A-off-01."""
+    r = offload(cpu_offload_space=8.0)
+    assert (r.cpu_offload_space, r.source("cpu_offload_space")) == (8.0, "user")
+    assert r.num_host_blocks == 8 * GiB // BLOCK
+    assert r.source("num_host_blocks") == "derived: whole blocks within cpu_offload_space"
+    assert not [text for _, text in r.notes if "offload" in text]
+
+
+def test_offload_space_is_cut_to_the_share_of_available_ram() -> None:
+    """A-off-04."""
+    r = offload(cpu_offload_space=1e5)
+    assert r.cpu_offload_space == pytest.approx(80.0)
+    assert r.source("cpu_offload_space").startswith("derived: cut to 80% of 100.0 GiB available RAM")
+    assert r.num_host_blocks == 80 * GiB // BLOCK
+    assert [text for _, text in r.notes if "is cut to 80.00 GiB" in text]
+    assert offload(cpu_offload_space=1e5, cpu_offload_space_safety_threshold=1.0).cpu_offload_space == 100.0
+
+
+def test_offload_space_from_the_threshold() -> None:
+    """A-off-05."""
+    r = offload(cpu_offload_space=None, cpu_offload_space_safety_threshold=0.5)
+    assert r.cpu_offload_space == 50.0
+    assert r.source("cpu_offload_space").startswith("derived: 50% of 100.0 GiB")
+
+
+def test_offload_without_psutil() -> None:
+    """A-off-04, A-off-05."""
+    with pytest.raises(ValueError, match="cpu_offload_space=None needs psutil"):
+        offload(None, cpu_offload_space=None)
+    r = offload(None, cpu_offload_space=2.0)
+    assert r.num_host_blocks == 2 * GiB // BLOCK
+    assert [text for _, text in r.notes if "psutil is missing" in text]
+
+
+@pytest.mark.parametrize(
+    "given", [{"cpu_offload_space": 1e-6}, {"cpu_offload_space": 4.0, "cpu_offload_space_safety_threshold": 0.0}]
+)
+def test_an_offload_space_without_a_block_is_refused(given: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"does not hold one block of 1.75 MiB"):
+        offload(**given)

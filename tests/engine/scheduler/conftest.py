@@ -41,16 +41,18 @@ class Driver:
         safety_margin: float = 0.0,
         share: bool = True,
         depth: int = 0,
+        num_host_blocks: int = 0,
     ) -> None:
         self.cache = PagedCache(CacheLayout.build(windows, page_size, 2, 8, 4), num_blocks, share)
         self.limits = SchedulerLimits(max_batch_tokens, max_requests, safety_margin)
-        self.scheduler: Scheduler = SCHEDULERS[policy](self.cache, self.limits)
+        self.scheduler: Scheduler = SCHEDULERS[policy](self.cache, self.limits, num_host_blocks)
         self.depth = depth
         self.plans: list[StepPlan] = []
         self.counts: list[dict[str, int]] = []
         self.finished: list[str] = []
         self._launched: deque[StepPlan] = deque()
         self._memory: dict[tuple[int, int], Content] = {}
+        self._host: dict[tuple[int, int], Content] = {}
         self._sequences: dict[str, list[int]] = {}
 
     def add(self, request: Request) -> None:
@@ -69,6 +71,8 @@ class Driver:
     def step(self) -> StepPlan:
         plan = self.scheduler.schedule()
         self.scheduler.check()
+        _copy(self._memory, self._host, plan.offloads, self.cache.layout.page_size)
+        _copy(self._host, self._memory, plan.restores, self.cache.layout.page_size)
         if plan.rows:
             self._execute(plan)
             self._launched.append(plan)
@@ -108,11 +112,7 @@ class Driver:
                 for position in range(first, end):
                     seen = self._memory[table[position // page], position % page]
                     assert seen == (group, tuple(ids[: position + 1])), "keys of another sequence, or overwritten"
-        for source, target in plan.copies:
-            for offset in range(page):
-                self._memory.pop((target, offset), None)
-                if (source, offset) in self._memory:
-                    self._memory[target, offset] = self._memory[source, offset]
+        _copy(self._memory, self._memory, plan.copies, page)
 
     def _collect(self, plan: StepPlan) -> None:
         for row in plan.rows:
@@ -128,6 +128,19 @@ class Driver:
                 self.scheduler.remove(request)
                 request.end(RequestStatus.FINISHED)
                 self.finished.append(request.request_id)
+
+
+def _copy(
+    source: dict[tuple[int, int], Content],
+    target: dict[tuple[int, int], Content],
+    blocks: Sequence[tuple[int, int]],
+    page: int,
+) -> None:
+    for origin, copy in blocks:
+        for offset in range(page):
+            target.pop((copy, offset), None)
+            if (origin, offset) in source:
+                target[copy, offset] = source[origin, offset]
 
 
 @pytest.fixture

@@ -47,6 +47,7 @@ SETTINGS = st.fixed_dictionaries(
         "safety_margin": st.sampled_from([0.0, 0.15, 0.5, 1.0]),
         "share": st.booleans(),
         "depth": st.sampled_from([0, 1]),
+        "num_host_blocks": st.sampled_from([0, 0, 3, 12, 200]),
     }
 )
 
@@ -100,6 +101,10 @@ def test_every_request_that_fits_alone_finishes_within_all_budgets(
     assert len(set(first)) == len(first)
     assert d.cache.pool.num_available == options["num_blocks"], "blocks leaked"
     assert len(d.scheduler._free_slots) == options["max_requests"]
+    assert d.scheduler.host.num_free == options["num_host_blocks"], "host blocks leaked"
+    if options["num_host_blocks"] == 200:  # more than nine requests can fill
+        assert all(r.recomputed_tokens == 0 for r in requests)
+        assert sum(p.num_offloaded for p in d.plans) >= sum(p.num_restored for p in d.plans)
     assert sum(p.num_preempted for p in d.plans) <= d.scheduler.preemptions
 
 
