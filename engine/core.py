@@ -100,7 +100,7 @@ class EngineCore:
 
     def _start_smaller(self, plan: StepPlan, started: int) -> StepPlan:
         """After running out of memory: once more with half the prefill tokens, or half the rows of a decode step. If
-        that does not help the youngest request that prefills gives up, or the youngest of a decode step.
+        that does not help the youngest request that prefills gives up, in a decode step the youngest of all.
 
         Returns:
             The smaller plan, whether or not it could be launched.
@@ -118,7 +118,7 @@ class EngineCore:
             return smaller
         self.runner.release_unused()
         prefilling = {row.request.request_id for row in smaller.rows if not row.is_decode}
-        candidates = prefilling or {row.request.request_id for row in smaller.rows}
+        candidates = prefilling or self.scheduler.running
         youngest = next(r for r in reversed(self.scheduler.running.values()) if r.request_id in candidates)
         self._end(youngest, RequestStatus.FAILED, f"oom_{'prefill' if prefilling else 'decode'}: {shortage}")
         self._deliver([GenerationOutput(youngest)])

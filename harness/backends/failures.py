@@ -20,6 +20,7 @@ _CACHE_EXHAUSTED = re.compile(
     r"|(kv )?cache (is )?(exhausted|full|too small)|no free (blocks|pages)|can never fit",
     re.IGNORECASE,
 )
+_STATED = re.compile(r"oom_(prefill|decode): ")
 _OOM_BY_PHASE: dict[str, Outcome] = {
     "load": Outcome.OOM_LOAD,
     "prefill": Outcome.OOM_PREFILL,
@@ -35,6 +36,9 @@ def classify_failure(message: str | None, phase: Phase) -> Outcome:
         phase: what the request was in: ``load`` before any request, ``prefill`` until its first token, then ``decode``.
     """
     text = message or ""
+    stated = _STATED.match(text)
+    if stated:  # the engine knows in which phase the step was; a request with tokens may be prefilling again
+        return _OOM_BY_PHASE[stated[1]]
     if _CACHE_EXHAUSTED.search(text):  # before memory: "out of memory blocks" is the cache's shortage
         return Outcome.CACHE_EXHAUSTED
     if _OUT_OF_MEMORY.search(text):

@@ -17,6 +17,8 @@ from harness.record import Outcome
         ("MemoryError: Memory footprint 9 is more than available memory 3", "load", Outcome.OOM_LOAD),
         ("No requests can be scheduled and no requests can be offloaded.", "prefill", Outcome.CACHE_EXHAUSTED),
         ("not enough free KV blocks: needs 11, has 8", "decode", Outcome.CACHE_EXHAUSTED),
+        ("oom_prefill: CUDA out of memory. Tried to allocate 2 GiB", "decode", Outcome.OOM_PREFILL),
+        ("oom_decode: CUDA out of memory. Tried to allocate 2 GiB", "prefill", Outcome.OOM_DECODE),
         ("KV cache exhausted", "decode", Outcome.CACHE_EXHAUSTED),
         ("list index out of range", "decode", Outcome.ENGINE_ERROR),
         ("index 500 is out of bounds for dimension 0", "prefill", Outcome.ENGINE_ERROR),
