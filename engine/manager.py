@@ -8,6 +8,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from enum import IntEnum
 from typing import Any
 
@@ -18,6 +19,7 @@ from engine.config import ContinuousBatchingConfig, WorkloadHints
 from engine.core import EngineCore
 from engine.model_shape import ModelShape
 from engine.output_router import OutputRouter
+from engine.pause import PauseGate
 from engine.requests import GenerationOutput, Request, RequestStatus
 from engine.resolution import ResolvedConfig, resolve
 from engine.sampling.generation import generation_defaults
@@ -83,6 +85,7 @@ class ContinuousBatchingManager:
         self._ended = False  # the loop has run and delivers nothing more
         # Shared with the loop, under this condition:
         self._changed = threading.Condition()
+        self._pauses = PauseGate(self._changed)
         self._inbox: deque[Request | str] = deque()
         self._live: dict[str, Request] = {}
         self._stop = _Stop.NO
@@ -156,7 +159,12 @@ class ContinuousBatchingManager:
             timeout: at most this many seconds; None = as long as it takes.
             hard_stop: fail queued and running requests now instead of finishing them; they keep their tokens.
             keep_for_next_session: keep the cache and the graphs for the next `start`.
+
+        Raises:
+            RuntimeError: the calling thread holds a `pause`, so the loop could not end.
         """
+        if self._pauses.held_here:
+            raise RuntimeError("stop() inside a pause would wait for itself; leave the pause first")
         with self._changed:
             self._accepting = False
             self._stop = max(self._stop, _Stop.HARD if hard_stop else _Stop.FLUSH)
@@ -186,6 +194,35 @@ class ContinuousBatchingManager:
         self._destroyed = True
         if self.shape.device.type == "cuda":
             torch.cuda.empty_cache()
+
+    @contextmanager
+    def pause(self, weights_changed: bool = True) -> Iterator[None]:
+        """Hold the loop between two steps, for instance to write new weights into the model.
+
+        The context is entered once every launched step is collected and the device is idle; requests may still be
+        added and cancelled, and are served when the last thread leaves its pause. No request is lost. Requests that
+        run meanwhile go on with the keys and values they have, of the old weights, and new ones of the new weights:
+        such a mixture is not what either model would say alone; cancel them if that matters. What waits on the host
+        after an offload is computed again.
+
+        Args:
+            weights_changed: forget every cached prefix on leaving, since it holds keys of the old weights. False only
+                if the model was merely read.
+
+        Raises:
+            RuntimeError: the loop does not run, or ended before it could pause; on leaving: a parameter that captured
+                or fused steps read by address was replaced instead of being written to in place.
+        """
+        if not self.is_running():
+            raise RuntimeError("the loop does not run: there is nothing to pause; call start() first")
+        if not self._pauses.enter(lambda: self._ended):
+            raise RuntimeError("the loop ended before it could pause") from self._failure
+        try:
+            yield
+            if weights_changed and self._pauses.parked and self._core is not None:
+                self._core.runner.refuse_replaced_parameters()
+        finally:
+            self._pauses.leave(weights_changed)
 
     # --- requests ---------------------------------------------------------------------------------------------------
 
@@ -369,15 +406,22 @@ class ContinuousBatchingManager:
             self._fail_everything(core, f"{type(error).__name__}: {error}")
             self._release_core()  # whatever state the exception left behind is not used again
         finally:
-            self._ended = True
+            with self._changed:
+                self._ended = True
+                self._changed.notify_all()
             self._router.wake()
 
     def _take_orders(self, core: EngineCore) -> bool:
         """Apply what clients asked for; wait if there is nothing to do. False ends the loop."""
-        if not self._inbox and not self._stop and core.has_work:
+        if not self._inbox and not self._stop and not self._pauses.called and core.has_work:
             return True  # the usual case, without a lock
+        if self._pauses.called:
+            core.drain()
+            core.runner.synchronize()
+            if self._pauses.park(lambda: self._stop is _Stop.HARD):
+                core.forget_prefixes()
         with self._changed:
-            while not self._inbox and not self._stop and not core.has_work:
+            while not (self._inbox or self._stop or self._pauses.called or core.has_work):
                 self._changed.wait()
             orders = list(self._inbox)
             self._inbox.clear()
@@ -391,7 +435,7 @@ class ContinuousBatchingManager:
         if stop is _Stop.HARD:
             self._fail_everything(core, _HARD_STOP)
             return False
-        return core.has_work or stop is _Stop.NO
+        return core.has_work or stop is _Stop.NO or self._pauses.called
 
     def _fail_everything(self, core: EngineCore, reason: str) -> None:
         with self._changed:

@@ -6,6 +6,7 @@ write to them, and copied back into new blocks when it is readmitted.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -25,10 +26,12 @@ class _Copy:
         num_computed: positions whose keys and values it stands for.
         groups: per layer group, the first page kept (those before have slid out of the window) and the host blocks of
             the pages from there on.
+        shareable: whether its pages may be offered to the prefix cache again.
     """
 
     num_computed: int
     groups: tuple[tuple[int, tuple[int, ...]], ...]
+    shareable: bool
 
     @property
     def blocks(self) -> list[int]:
@@ -79,7 +82,7 @@ class HostBlocks:
             blocks = tuple(self._free.pop() for _ in range(pages - first))
             pairs += zip(table[first:pages], blocks, strict=True)
             groups.append((first, blocks))
-        self._copies[request.request_id] = _Copy(end, tuple(groups))
+        self._copies[request.request_id] = _Copy(end, tuple(groups), request.num_registered != sys.maxsize)
         return pairs
 
     def restore(self, request: Request) -> BlockPairs | None:
@@ -106,6 +109,8 @@ class HostBlocks:
             own = pool.allocate(len(blocks))
             table.extend(own)
             pairs += zip(blocks, own, strict=True)
+        if not copy.shareable:
+            request.num_registered = sys.maxsize
         return pairs
 
     def release(self, request: Request) -> None:

@@ -95,6 +95,7 @@ class ModelRunner:
         self.last_token = torch.zeros(config.max_requests_per_batch + 1, dtype=torch.int32, device=self.device)
         self.sampler = Sampler(self.device, config.return_logprobs)
         self._staging = _Staging(self.device) if self.device.type == "cuda" else None
+        self._addresses = {name: p.data_ptr() for name, p in model.named_parameters()}
         self.graphs: StepGraphs | None = None
         self.graph_replays = 0
 
@@ -174,6 +175,23 @@ class ModelRunner:
             resolved = torch.where(decode < 0, self.last_token[views["slots"][: shape.decodes]], decode)
             ids = torch.cat((resolved, ids[shape.decodes :])) if shape.prefills else resolved
         return self.executor.logits(ids, views["positions"], metadata, views["sample_index"])
+
+    def synchronize(self) -> None:
+        """Wait until the device has done all it was given."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+    def refuse_replaced_parameters(self) -> None:
+        """Raise RuntimeError if a parameter is no longer where fused and captured steps read it."""
+        if not (self.config.use_fused_forward or self.graphs):
+            return
+        now = {name: p.data_ptr() for name, p in self.model.named_parameters()}
+        replaced = [name for name, address in self._addresses.items() if now.get(name) != address]
+        if replaced:
+            raise RuntimeError(
+                f"{len(replaced)} parameters, {replaced[0]} among them, were replaced; write to them in place "
+                "(copy_, load_state_dict): the engine goes on with the old ones"
+            )
 
     def release_unused(self) -> None:
         """Give memory that no tensor uses back to the device: what is free in pieces may be enough in one."""

@@ -101,3 +101,16 @@ def test_broken_accounts_are_found(make_request: Callable[..., Request]) -> None
     host._free.append(0)
     with pytest.raises(RuntimeError, match="lost or kept twice"):
         host.check([request])
+
+
+def test_pages_of_old_weights_are_not_offered_after_a_restore(make_request: Callable[..., Request]) -> None:
+    cache, host = build([None], host=8, share=True)
+    request = computed(cache, make_request(range(11)), 11)
+    cache.forget_prefixes([request])
+    host.keep(request)
+    cache.close(request)
+    cache.open(request)
+    host.restore(request)
+    cache.register(request)
+    cache.close(request)
+    assert cache.pool.num_cached == 0
