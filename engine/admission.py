@@ -43,7 +43,7 @@ class Admission:
         self._shape, self._config, self._generation, self._seed = shape, config, generation, seed
         self._sampling = default_sampling(generation)
         self._check(self._sampling)
-        self._eos = eos_ids(generation.eos_token_id)
+        self._eos = self._reachable(eos_ids(generation.eos_token_id))
 
     def admit(
         self,
@@ -67,7 +67,7 @@ class Admission:
         try:
             prompt = self._prompt(input_ids)
             limit = self._new_tokens(len(prompt), max_new_tokens)
-            eos = self._eos if eos_token_id is None else eos_ids(eos_token_id)
+            eos = self._eos if eos_token_id is None else self._reachable(eos_ids(eos_token_id))
             params = self._params(number, sampling, len(prompt))
             if params.min_new_tokens > limit:
                 raise ValueError(f"min_new_tokens={params.min_new_tokens} is more than max_new_tokens={limit}")
@@ -77,6 +77,10 @@ class Admission:
         request = Request.create(request_id, prompt, limit, eos, params, streaming, record_timestamps)
         request.bear(sequences - 1)
         return request
+
+    def _reachable(self, ids: frozenset[int]) -> frozenset[int]:
+        """Without ids outside the vocabulary: a model with fewer tokens than its tokenizer never generates those."""
+        return frozenset(i for i in ids if i < self._shape.vocab_size)
 
     def _prompt(self, input_ids: Any) -> list[int]:
         ids = input_ids.tolist() if hasattr(input_ids, "tolist") else input_ids

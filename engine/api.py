@@ -8,7 +8,6 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
-from weakref import WeakKeyDictionary
 
 from tqdm.auto import tqdm
 
@@ -21,7 +20,22 @@ from engine.sampling.generation import generation_defaults
 
 logger = logging.getLogger(__name__)
 
-_persistent: WeakKeyDictionary[Any, ContinuousBatchingManager] = WeakKeyDictionary()
+_KEPT = "_cb_engine_kept_manager"
+
+
+class _Kept:
+    """A persistent manager on its model: it lives and dies with it, and is no part of a copy of it."""
+
+    def __init__(self, manager: ContinuousBatchingManager | None = None) -> None:
+        self.manager = manager
+
+    def __reduce__(self) -> tuple[type[_Kept], tuple[()]]:
+        return _Kept, ()
+
+
+def _kept_manager(model: Any) -> ContinuousBatchingManager | None:
+    kept = model.__dict__.get(_KEPT)
+    return None if kept is None else kept.manager
 
 
 def init_continuous_batching(
@@ -53,8 +67,8 @@ def init_continuous_batching(
             stacklevel=2,
         )
         continuous_batching_config = continuous_batching_config or inside
-    kept = _persistent.get(model)
-    if kept is not None:
+    kept = _kept_manager(model)
+    if kept is not None and not kept.is_running():  # a running one is somebody else's session
         if kept.has_settings(generation_config, continuous_batching_config):
             return kept
         logger.info("other settings were given: the persistent manager is replaced")
@@ -82,6 +96,9 @@ def continuous_batching_context_manager(
         Others: as in `init_continuous_batching`.
     """
     manager = init_continuous_batching(model, generation_config, continuous_batching_config, workload_hints)
+    unread = manager.discard_results()
+    if unread:
+        logger.warning("%d outputs of the persistent manager's last session were never read and are dropped", unread)
     manager.start()
     clean = False
     try:
@@ -89,8 +106,8 @@ def continuous_batching_context_manager(
         clean = True
     finally:
         manager.stop(block=block, timeout=timeout, hard_stop=not clean, keep_for_next_session=persistent_manager)
-        if persistent_manager:
-            _persistent[model] = manager
+        if persistent_manager and _kept_manager(model) in (None, manager):
+            model.__dict__[_KEPT] = _Kept(manager)
         else:
             manager.destroy()
 
@@ -134,7 +151,7 @@ def generate_batch(
     generation = generation_defaults(base, generation_kwargs)
     sequences = generation.num_return_sequences or 1
     hints = WorkloadHints(
-        max_prompt_length=max(len(prompt) if hasattr(prompt, "__len__") else 0 for prompt in inputs),
+        max_prompt_length=max(map(_length, inputs)),
         max_generated_length=generation.max_new_tokens or 0,
         num_requests=len(inputs) * sequences,
     )
@@ -171,9 +188,9 @@ def generate_batch(
 
 def destroy_cached_continuous_batching_manager(model: Any) -> None:
     """Release the persistent manager kept on ``model``, if there is one."""
-    manager = _persistent.pop(model, None)
-    if manager is not None:
-        manager.destroy()
+    kept = model.__dict__.pop(_KEPT, None)
+    if kept is not None and kept.manager is not None:
+        kept.manager.destroy()
 
 
 _BOUND = (
@@ -198,6 +215,14 @@ def detach(model: Any) -> Any:
     for function in _BOUND:
         model.__dict__.pop(function.__name__, None)
     return model
+
+
+def _length(prompt: Any) -> int:
+    """Length of a prompt; 0 of what is none and will be refused."""
+    try:
+        return len(prompt)
+    except TypeError:
+        return 0
 
 
 def _refused(request_id: str, prompt: Sequence[int], reason: str) -> GenerationOutput:

@@ -126,7 +126,7 @@ class ContinuousBatchingConfig:
         for name in ("use_async_batching", "use_fused_forward"):
             if getattr(self, name) not in (None, True, False):
                 raise ValueError(f"{name} must be True, False or None, got {getattr(self, name)!r}")
-        if self.scheduler_type not in SCHEDULERS:
+        if not isinstance(self.scheduler_type, str) or self.scheduler_type not in SCHEDULERS:
             raise ValueError(f"scheduler_type must be one of {', '.join(SCHEDULERS)}, got {self.scheduler_type!r}")
         graphs = self.use_cuda_graph
         pair = isinstance(graphs, tuple | list) and len(graphs) == 2 and all(isinstance(g, bool) for g in graphs)

@@ -18,6 +18,7 @@ from engine.admission import Admission, prefix_order
 from engine.config import ContinuousBatchingConfig, WorkloadHints
 from engine.core import EngineCore
 from engine.model_shape import ModelShape
+from engine.models import why_not_fused
 from engine.output_router import OutputRouter
 from engine.pause import PauseGate
 from engine.requests import GenerationOutput, Request, RequestStatus
@@ -83,6 +84,7 @@ class ContinuousBatchingManager:
         self._failure: BaseException | None = None
         self._destroyed = False
         self._ended = False  # the loop has run and delivers nothing more
+        self._lifecycle = threading.RLock()  # start, stop and destroy, one at a time
         # Shared with the loop, under this condition:
         self._changed = threading.Condition()
         self._pauses = PauseGate(self._changed)
@@ -112,9 +114,16 @@ class ContinuousBatchingManager:
     def warmup(self) -> None:
         """Allocate the cache and capture graphs, so that the first request finds everything ready."""
         self._refuse_if_destroyed()
-        if self._core is None:
-            self._core = EngineCore(self.model, self.shape, self.resolved_config, self.stats, self._deliver)
-            self._core.warm_up()
+        with self._lifecycle:
+            if self._core is not None:
+                return
+            core = EngineCore(self.model, self.shape, self.resolved_config, self.stats, self._deliver)
+            try:
+                core.warm_up()
+            except BaseException:
+                core.close()
+                raise
+            self._core = core
 
     def _release_core(self) -> None:
         if self._core is not None:
@@ -132,18 +141,39 @@ class ContinuousBatchingManager:
 
     def start(self) -> None:
         """Start the loop; again after a stop or a failure, whose end it waits for. A running manager is left alone,
-        with a warning."""
-        self._refuse_if_destroyed()
-        if self._thread is not None and (self._stop is not _Stop.NO or self._failure is not None):
-            self._thread.join()  # a loop that is on its way out still counts as running
-        if self.is_running():
-            logger.warning("start() on a manager that is already running has no effect")
+        with a warning.
+
+        Raises:
+            RuntimeError: the manager was destroyed, or its model has since been changed in a way that the fused forward
+                pass would not see.
+        """
+        with self._lifecycle:
+            self._refuse_if_destroyed()
+            if self._thread is not None and (self._stop is not _Stop.NO or self._failure is not None):
+                self._thread.join()  # a loop that is on its way out still counts as running
+            if self.is_running():
+                logger.warning("start() on a manager that is already running has no effect")
+                return
+            self._follow_the_model()
+            self.warmup()
+            self._failure = None
+            self._stop, self._accepting, self._ended = _Stop.NO, True, False
+            self._thread = threading.Thread(
+                target=self._run, args=(self._core,), name="continuous-batching", daemon=True
+            )
+            self._thread.start()
+
+    def _follow_the_model(self) -> None:
+        """Between two sessions a model may have been trained, loaded anew or patched: keep nothing of the old one."""
+        obstacle = why_not_fused(self.model) if self.resolved_config.use_fused_forward else None
+        if obstacle is not None:
+            raise RuntimeError(f"the model has changed since the manager was made ({obstacle}); make a new manager")
+        if self._core is None:
             return
-        self.warmup()
-        self._failure = None
-        self._stop, self._accepting, self._ended = _Stop.NO, True, False
-        self._thread = threading.Thread(target=self._run, args=(self._core,), name="continuous-batching", daemon=True)
-        self._thread.start()
+        if self._core.runner.replaced_parameters():
+            self._release_core()
+        else:
+            self._core.forget_prefixes()
 
     def stop(
         self,
@@ -169,16 +199,17 @@ class ContinuousBatchingManager:
             self._accepting = False
             self._stop = max(self._stop, _Stop.HARD if hard_stop else _Stop.FLUSH)
             self._changed.notify_all()
-        if block and self._thread is not None:
-            self._thread.join(timeout)
-            if self._thread.is_alive():
-                logger.warning("the loop did not end within %s s; it ends once its requests are done", timeout)
-                return
-            self._thread = None
-            if not keep_for_next_session:
-                self._release_core()
-        if hard_stop and self._thread is None:
-            self._fail_unserved()
+        with self._lifecycle:
+            if block and self._thread is not None:
+                self._thread.join(timeout)
+                if self._thread.is_alive():
+                    logger.warning("the loop did not end within %s s; it ends once its requests are done", timeout)
+                    return
+                self._thread = None
+                if not keep_for_next_session:
+                    self._release_core()
+            if hard_stop and self._thread is None:
+                self._end_unserved()
 
     def join(self, stop_trigger_time: float | None = None, timeout: float | None = None) -> None:
         """Wait for a stopping loop's thread to end."""
@@ -187,11 +218,12 @@ class ContinuousBatchingManager:
 
     def destroy(self) -> None:
         """Stop if running, release everything, for good. Harmless when repeated."""
-        if self._destroyed:
-            return
-        self.stop(hard_stop=True)
-        self._release_core()
-        self._destroyed = True
+        with self._lifecycle:
+            if self._destroyed:
+                return
+            self.stop(hard_stop=True)
+            self._release_core()
+            self._destroyed = True
         if self.shape.device.type == "cuda":
             torch.cuda.empty_cache()
 
@@ -279,7 +311,7 @@ class ContinuousBatchingManager:
             sampling,
             num_return_sequences,
         )
-        self._wait_for_room()
+        self._wait_for_room(1 + len(request.children))
         with self._changed:
             self._refuse_if_failed()
             if not self._accepting:
@@ -375,6 +407,10 @@ class ContinuousBatchingManager:
         last one."""
         self._router.handle(request_id, callback)
 
+    def discard_results(self) -> int:
+        """Drop outputs that nobody took; returns how many."""
+        return self._router.clear()
+
     # --- what happened ----------------------------------------------------------------------------------------------
 
     @property
@@ -400,7 +436,7 @@ class ContinuousBatchingManager:
         try:
             while self._take_orders(core):
                 core.step()
-        except Exception as error:
+        except BaseException as error:  # SystemExit from a hook as well: whatever ends the loop ends its requests
             logger.exception("the loop ends: all live requests fail")
             self._failure = error
             self._fail_everything(core, f"{type(error).__name__}: {error}")
@@ -447,15 +483,19 @@ class ContinuousBatchingManager:
                 core.add(order)
         core.fail_all(reason)
 
-    def _fail_unserved(self) -> None:
-        """End requests that were added to a loop that never ran."""
+    def _end_unserved(self) -> None:
+        """End requests that were added to a loop that never ran: as cancelled where that was asked, else as failed."""
         with self._changed:
+            cancelled = {order for order in self._inbox if isinstance(order, str)}
             requests = [
                 member for order in self._inbox if isinstance(order, Request) for member in (order, *order.children)
             ]
             self._inbox.clear()
         for request in requests:
-            request.end(RequestStatus.FAILED, _HARD_STOP)
+            if request.request_id in cancelled:
+                request.end(RequestStatus.CANCELLED, "cancelled by the client")
+            else:
+                request.end(RequestStatus.FAILED, _HARD_STOP)
         self._deliver([GenerationOutput(request) for request in requests])
 
     def _deliver(self, outputs: list[GenerationOutput]) -> None:
@@ -479,13 +519,15 @@ class ContinuousBatchingManager:
             number += 1_000_000
         return f"req_{number}"
 
-    def _wait_for_room(self) -> None:
+    def _wait_for_room(self, count: int) -> None:
         limit = self.resolved_config.max_queue_size
         if not limit:
             return
+        if count > limit:
+            raise ValueError(f"{count} sequences of a prompt are more than max_queue_size={limit}; ask for fewer")
         deadline = time.monotonic() + 10.0
         with self._changed:
-            while self._num_waiting() >= limit and self._accepting:
+            while self._num_waiting() + count > limit and self._accepting:
                 remaining = deadline - time.monotonic()
                 if remaining <= 0:
                     raise QueueFull(f"{limit} requests already wait (max_queue_size); try again later")

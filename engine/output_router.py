@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
 
 from engine.requests import GenerationOutput
+
+logger = logging.getLogger(__name__)
 
 
 class _Entry:
@@ -49,8 +52,10 @@ class OutputRouter:
                 self._by_request.setdefault(output.request_id, deque()).append(entry)
             self._condition.notify_all()
         for loop, batch in calls.items():
-            if not loop.is_closed():
+            try:
                 loop.call_soon_threadsafe(_run_all, batch)
+            except RuntimeError:  # the consumer closed its event loop: nobody is there to receive
+                logger.warning("%d outputs found their event loop closed and are dropped", len(batch))
 
     def take(self, timeout: float | None, give_up: Callable[[], bool]) -> GenerationOutput | None:
         """The next output of any request; None after ``timeout`` seconds or when ``give_up()`` says none will come."""
@@ -103,6 +108,14 @@ class OutputRouter:
         if batch:
             loop.call_soon(_run_all, batch)
 
+    def clear(self) -> int:
+        """Drop what waits to be taken; returns how many outputs that were."""
+        with self._condition:
+            dropped = sum(entry.output is not None for entry in self._queue)
+            self._queue.clear()
+            self._by_request.clear()
+        return dropped
+
     def wake(self) -> None:
         """Let waiting threads look again whether to give up."""
         with self._condition:
@@ -151,5 +164,11 @@ class OutputRouter:
 
 
 def _run_all(batch: list[tuple[Callable[[GenerationOutput], None], GenerationOutput]]) -> None:
+    """Call each handler; one that raises is reported to the event loop and takes nothing from the others."""
     for callback, output in batch:
-        callback(output)
+        try:
+            callback(output)
+        except Exception as error:
+            asyncio.get_running_loop().call_exception_handler(
+                {"message": f"result handler of request {output.request_id!r} failed", "exception": error}
+            )

@@ -58,6 +58,8 @@ def why_not_fused(model: Any) -> str | None:
     for name, module in model.named_modules():
         if module._forward_hooks or module._forward_pre_hooks:
             return f"{name or 'the model'} has forward hooks"
+        if "forward" in vars(module):
+            return f"the forward method of {name or 'the model'} was replaced"
         if name.endswith("_proj") and type(module) is not torch.nn.Linear:
             return f"{name} is a {type(module).__name__}, not a plain linear layer"
     return None

@@ -181,12 +181,16 @@ class ModelRunner:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 
+    def replaced_parameters(self) -> list[str]:
+        """Parameters that are no longer where they were when the runner was made."""
+        now = {name: p.data_ptr() for name, p in self.model.named_parameters()}
+        return [name for name, address in self._addresses.items() if now.get(name) != address]
+
     def refuse_replaced_parameters(self) -> None:
         """Raise RuntimeError if a parameter is no longer where fused and captured steps read it."""
         if not (self.config.use_fused_forward or self.graphs):
             return
-        now = {name: p.data_ptr() for name, p in self.model.named_parameters()}
-        replaced = [name for name, address in self._addresses.items() if now.get(name) != address]
+        replaced = self.replaced_parameters()
         if replaced:
             raise RuntimeError(
                 f"{len(replaced)} parameters, {replaced[0]} among them, were replaced; write to them in place "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import operator
 from collections.abc import Iterable
 from typing import Any
 
@@ -102,8 +103,19 @@ def default_sampling(config: Any) -> SamplingParams:
 
 
 def eos_ids(eos_token_id: int | Iterable[int] | None) -> frozenset[int]:
-    """The ids that end a request; negative ones mean "none"."""
+    """The ids that end a request; negative ones mean "none".
+
+    Raises:
+        ValueError: something that is no id.
+    """
     if eos_token_id is None:
         return frozenset()
-    ids = [eos_token_id] if isinstance(eos_token_id, int) else list(eos_token_id)
-    return frozenset(int(i) for i in ids if int(i) >= 0)
+    given = eos_token_id.tolist() if hasattr(eos_token_id, "tolist") else eos_token_id
+    ids = given if isinstance(given, Iterable) and not isinstance(given, str | bytes) else [given]
+    found = set()
+    for token in ids:
+        if isinstance(token, bool) or not hasattr(token, "__index__"):
+            raise ValueError(f"eos_token_id must be a token id or a list of them, got {eos_token_id!r}")
+        if operator.index(token) >= 0:
+            found.add(operator.index(token))
+    return frozenset(found)

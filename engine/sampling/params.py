@@ -8,6 +8,9 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 MIN_TEMPERATURE = 1e-5
+LARGEST = 1e30
+"""Bound of every number, so that float32 arithmetic on logits never overflows; its inverse bounds a divisor."""
+LARGEST_INTEGER = 2**31 - 1
 LOGPROBS_MODES = ("processed", "raw")
 
 Sequences = tuple[tuple[int, ...], ...]
@@ -150,8 +153,10 @@ def _number(
     high: float | None = None,
     note: str = "",
 ) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise ValueError(f"{name} must be a finite number, got {value!r}")
+    if isinstance(value, bool) or not isinstance(value, int | float) or not -LARGEST <= value <= LARGEST:
+        raise ValueError(f"{name} must be a finite number of at most {LARGEST:g}, got {value!r}")
+    if above == 0 and high is None and 0 < value < 1 / LARGEST:
+        raise ValueError(f"{name} must be at least {1 / LARGEST:g}, got {value!r}")
     too_low = (low is not None and value < low) or (above is not None and value <= above)
     if too_low or (high is not None and value > high):
         if high is not None:
@@ -166,6 +171,8 @@ def _integer(name: str, value: Any, low: int | None = None, note: str = "") -> N
         raise ValueError(f"{name} must be an integer, got {value!r}")
     if low is not None and value < low:
         raise ValueError(f"{name} must be >= {low}{note}, got {value!r}")
+    if low is not None and value > LARGEST_INTEGER:
+        raise ValueError(f"{name} must be <= {LARGEST_INTEGER}, got {value!r}")
 
 
 def _ids(name: str, value: Any) -> tuple[int, ...]:
@@ -190,8 +197,11 @@ def _sequences(name: str, value: Any) -> Sequences:
 
 
 def _bias(name: str, value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or math.isnan(value) or value == math.inf:
-        raise ValueError(f"a bias in {name} must be a number (or -inf, to forbid), got {value!r}")
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not number or not (-LARGEST <= value <= LARGEST or value == -math.inf):
+        raise ValueError(
+            f"a bias in {name} must be a number of at most {LARGEST:g} (or -inf, to forbid), got {value!r}"
+        )
     return float(value)
 
 
