@@ -13,7 +13,8 @@ from engine.api import (
     init_continuous_batching,
 )
 from engine.config import ContinuousBatchingConfig, WorkloadHints
-from engine.manager import ContinuousBatchingManager, QueueFull
+from engine.intake import QueueFull
+from engine.manager import ContinuousBatchingManager
 from engine.requests import FinishReason, GenerationOutput, RequestStatus
 
 __all__ = [

@@ -5,11 +5,8 @@ from __future__ import annotations
 import logging
 import secrets
 import threading
-import time
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from enum import IntEnum
 from typing import Any
 
 import torch
@@ -17,11 +14,12 @@ import torch
 from engine.admission import Admission, prefix_order
 from engine.config import ContinuousBatchingConfig, WorkloadHints
 from engine.core import EngineCore
+from engine.intake import Intake, Stop
 from engine.model_shape import ModelShape
 from engine.models import why_not_fused
 from engine.output_router import OutputRouter
 from engine.pause import PauseGate
-from engine.requests import GenerationOutput, Request, RequestStatus
+from engine.requests import GenerationOutput, Request
 from engine.resolution import ResolvedConfig, resolve
 from engine.sampling.generation import generation_defaults
 from engine.stats import EngineStats, StepRecord
@@ -30,18 +28,6 @@ logger = logging.getLogger(__name__)
 
 
 _HARD_STOP = "RuntimeError: the manager was stopped (hard_stop) before the request finished"
-
-
-class QueueFull(RuntimeError):
-    """More requests wait than ``max_queue_size`` allows; try again later."""
-
-
-class _Stop(IntEnum):
-    """How urgently the loop is asked to end; only ever raised while it runs."""
-
-    NO = 0
-    FLUSH = 1
-    HARD = 2
 
 
 class ContinuousBatchingManager:
@@ -85,14 +71,8 @@ class ContinuousBatchingManager:
         self._destroyed = False
         self._ended = False  # the loop has run and delivers nothing more
         self._lifecycle = threading.RLock()  # start, stop and destroy, one at a time
-        # Shared with the loop, under this condition:
-        self._changed = threading.Condition()
-        self._pauses = PauseGate(self._changed)
-        self._inbox: deque[Request | str] = deque()
-        self._live: dict[str, Request] = {}
-        self._stop = _Stop.NO
-        self._accepting = True
-        self._counter = 0
+        self._intake = Intake(config.max_queue_size)
+        self._pauses = PauseGate(self._intake.changed)
 
     # --- life cycle -------------------------------------------------------------------------------------------------
 
@@ -149,15 +129,15 @@ class ContinuousBatchingManager:
         """
         with self._lifecycle:
             self._refuse_if_destroyed()
-            if self._thread is not None and (self._stop is not _Stop.NO or self._failure is not None):
+            if self._thread is not None and (self._intake.stop is not Stop.NO or self._failure is not None):
                 self._thread.join()  # a loop that is on its way out still counts as running
             if self.is_running():
                 logger.warning("start() on a manager that is already running has no effect")
                 return
             self._follow_the_model()
             self.warmup()
-            self._failure = None
-            self._stop, self._accepting, self._ended = _Stop.NO, True, False
+            self._failure, self._ended = None, False
+            self._intake.open()
             self._thread = threading.Thread(
                 target=self._run, args=(self._core,), name="continuous-batching", daemon=True
             )
@@ -195,10 +175,7 @@ class ContinuousBatchingManager:
         """
         if self._pauses.held_here:
             raise RuntimeError("stop() inside a pause would wait for itself; leave the pause first")
-        with self._changed:
-            self._accepting = False
-            self._stop = max(self._stop, _Stop.HARD if hard_stop else _Stop.FLUSH)
-            self._changed.notify_all()
+        self._intake.close(Stop.HARD if hard_stop else Stop.FLUSH)
         with self._lifecycle:
             if block and self._thread is not None:
                 self._thread.join(timeout)
@@ -209,7 +186,7 @@ class ContinuousBatchingManager:
                 if not keep_for_next_session:
                     self._release_core()
             if hard_stop and self._thread is None:
-                self._end_unserved()
+                self._deliver([GenerationOutput(request) for request in self._intake.end_unserved(_HARD_STOP)])
 
     def join(self, stop_trigger_time: float | None = None, timeout: float | None = None) -> None:
         """Wait for a stopping loop's thread to end."""
@@ -293,15 +270,12 @@ class ContinuousBatchingManager:
             RuntimeError: the loop has failed; the message says why.
         """
         self._refuse_if_failed()
-        if not self._accepting:
+        if not self._intake.accepting:
             logger.warning("the manager has been stopped: the request is refused; call start() first")
             return None
-        with self._changed:
-            number = self._counter
-            self._counter += 1
-            wanted = self._free_id(number) if request_id is None else request_id
+        number = self._intake.number()
         request = self._admission.admit(
-            wanted,
+            self._intake.free_id(number) if request_id is None else request_id,
             number,
             input_ids,
             max_new_tokens,
@@ -311,21 +285,11 @@ class ContinuousBatchingManager:
             sampling,
             num_return_sequences,
         )
-        self._wait_for_room(1 + len(request.children))
-        with self._changed:
+        self._intake.wait_for_room(1 + len(request.children))
+        if not self._intake.submit(request, number if request_id is None else None):
             self._refuse_if_failed()
-            if not self._accepting:
-                logger.warning("the manager has been stopped: request %r is refused", wanted)
-                return None
-            if request_id is None:
-                request.rename(self._free_id(number))  # the one chosen above may have been taken meanwhile
-            family = (request, *request.children)
-            for member in family:
-                if member.request_id in self._live:
-                    raise ValueError(f"request id {member.request_id!r} is in use by a live request; choose another")
-            self._live.update((member.request_id, member) for member in family)
-            self._inbox.append(request)
-            self._changed.notify_all()
+            logger.warning("the manager has been stopped: request %r is refused", request.request_id)
+            return None
         return request.request_id
 
     def add_requests(
@@ -365,10 +329,7 @@ class ContinuousBatchingManager:
     def cancel_request(self, request_id: str) -> None:
         """End a request wherever it is; it gets a terminal output with the tokens it has. Unknown or ended ids are
         ignored."""
-        with self._changed:
-            if request_id in self._live:
-                self._inbox.append(request_id)
-                self._changed.notify_all()
+        self._intake.cancel(request_id)
 
     # --- results ----------------------------------------------------------------------------------------------------
 
@@ -387,15 +348,19 @@ class ContinuousBatchingManager:
         """Outputs as they come, until every request submitted so far has had its last one. To wait for requests of
         other threads as well, loop over `get_result`."""
         while True:
-            output = self._router.take(None, lambda: not self._live or self._is_over())
+            output = self._router.take(None, lambda: not self._intake.live or self._is_over())
             if output is None:
                 return
             yield output
 
     def request_id_iter(self, request_id: str) -> Iterator[GenerationOutput]:
         """One request's outputs as they come, up to its last one; others' stay where they are."""
+
+        def is_gone() -> bool:
+            return request_id not in self._intake.live or self._is_over()
+
         while True:
-            output = self._router.take_of(request_id, None, lambda: request_id not in self._live or self._is_over())
+            output = self._router.take_of(request_id, None, is_gone)
             if output is None:
                 return
             yield output
@@ -442,99 +407,48 @@ class ContinuousBatchingManager:
             self._fail_everything(core, f"{type(error).__name__}: {error}")
             self._release_core()  # whatever state the exception left behind is not used again
         finally:
-            with self._changed:
+            with self._intake.changed:
                 self._ended = True
-                self._changed.notify_all()
+                self._intake.changed.notify_all()
             self._router.wake()
 
     def _take_orders(self, core: EngineCore) -> bool:
         """Apply what clients asked for; wait if there is nothing to do. False ends the loop."""
-        if not self._inbox and not self._stop and not self._pauses.called and core.has_work:
+        if not self._intake.has_news and not self._pauses.called and core.has_work:
             return True  # the usual case, without a lock
         if self._pauses.called:
             core.drain()
             core.runner.synchronize()
-            if self._pauses.park(lambda: self._stop is _Stop.HARD):
+            if self._pauses.park(lambda: self._intake.stop is Stop.HARD):
                 core.forget_prefixes()
-        with self._changed:
-            while not (self._inbox or self._stop or self._pauses.called or core.has_work):
-                self._changed.wait()
-            orders = list(self._inbox)
-            self._inbox.clear()
-            stop = self._stop
-            self._changed.notify_all()
+        orders, stop = self._intake.take(lambda: self._pauses.called or core.has_work)
         for order in orders:
             if isinstance(order, Request):
                 core.add(order)
             else:
                 core.cancel(order)
-        if stop is _Stop.HARD:
+        if stop is Stop.HARD:
             self._fail_everything(core, _HARD_STOP)
             return False
-        return core.has_work or stop is _Stop.NO or self._pauses.called
+        return core.has_work or stop is Stop.NO or self._pauses.called
 
     def _fail_everything(self, core: EngineCore, reason: str) -> None:
-        with self._changed:
-            self._accepting = False
-            orders = list(self._inbox)
-            self._inbox.clear()
-        for order in orders:
-            if isinstance(order, Request):
-                core.add(order)
+        for request in self._intake.take_requests():
+            core.add(request)
         core.fail_all(reason)
-
-    def _end_unserved(self) -> None:
-        """End requests that were added to a loop that never ran: as cancelled where that was asked, else as failed."""
-        with self._changed:
-            cancelled = {order for order in self._inbox if isinstance(order, str)}
-            requests = [
-                member for order in self._inbox if isinstance(order, Request) for member in (order, *order.children)
-            ]
-            self._inbox.clear()
-        for request in requests:
-            if request.request_id in cancelled:
-                request.end(RequestStatus.CANCELLED, "cancelled by the client")
-            else:
-                request.end(RequestStatus.FAILED, _HARD_STOP)
-        self._deliver([GenerationOutput(request) for request in requests])
 
     def _deliver(self, outputs: list[GenerationOutput]) -> None:
         self._router.deliver(outputs)
         ended = [output.request_id for output in outputs if output.is_finished()]
         if ended:
-            with self._changed:
-                for request_id in ended:
-                    del self._live[request_id]
-                self._changed.notify_all()
+            self._intake.ended(ended)
             self._router.wake()
 
     # --- checks -----------------------------------------------------------------------------------------------------
 
     def _is_over(self) -> bool:
         """Whether no output will come any more: the loop was started and has ended, or cannot be started."""
-        return self._destroyed or self._ended or (self._stop is not _Stop.NO and self._thread is None)
-
-    def _free_id(self, number: int) -> str:
-        while f"req_{number}" in self._live:
-            number += 1_000_000
-        return f"req_{number}"
-
-    def _wait_for_room(self, count: int) -> None:
-        limit = self.resolved_config.max_queue_size
-        if not limit:
-            return
-        if count > limit:
-            raise ValueError(f"{count} sequences of a prompt are more than max_queue_size={limit}; ask for fewer")
-        deadline = time.monotonic() + 10.0
-        with self._changed:
-            while self._num_waiting() + count > limit and self._accepting:
-                remaining = deadline - time.monotonic()
-                if remaining <= 0:
-                    raise QueueFull(f"{limit} requests already wait (max_queue_size); try again later")
-                self._changed.wait(min(remaining, 0.05))
-
-    def _num_waiting(self) -> int:
-        return sum(1 for request in self._live.values() if request.admitted_time < 0)
+        return self._destroyed or self._ended or (self._intake.stop is not Stop.NO and self._thread is None)
 
     def _refuse_if_failed(self) -> None:
         self._refuse_if_destroyed()

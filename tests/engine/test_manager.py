@@ -14,7 +14,7 @@ import pytest
 import torch
 from transformers import GenerationConfig
 
-import engine.manager
+import engine.intake
 from engine import QueueFull, RequestStatus
 
 Open = Callable[..., Any]
@@ -299,7 +299,7 @@ def test_ids_of_a_batch_match_its_inputs(open_manager: Open, m1: Any, reference:
     for sharing, order in ((True, [1, 3, 2, 0]), (False, [0, 1, 2, 3])):
         manager = open_manager(start=False, allow_block_sharing=sharing)
         ids = manager.add_requests(inputs, max_new_tokens=3)
-        assert [order.request_id for order in manager._inbox] == [ids[i] for i in order]
+        assert [order.request_id for order in manager._intake._orders] == [ids[i] for i in order]
         manager.start()
         done = everything(manager)
         assert [done[i].prompt_ids for i in ids] == inputs
@@ -354,7 +354,7 @@ def test_a_full_queue_refuses_after_a_while(
     manager.add_request(PROMPTS[1])
     manager.add_request(PROMPTS[2])
     times = iter([0.0, 5.0, 11.0])
-    monkeypatch.setattr(engine.manager, "time", SimpleNamespace(monotonic=lambda: next(times)))
+    monkeypatch.setattr(engine.intake, "time", SimpleNamespace(monotonic=lambda: next(times)))
     with pytest.raises(QueueFull, match="2 requests already wait"):
         manager.add_request(PROMPTS[3])
     monkeypatch.undo()

@@ -228,7 +228,7 @@ def test_system_exit_in_forward_ends_every_request():
     try:
         manager.add_request([1, 2, 3], request_id="a")
         assert [o.request_id for o in manager] == ["a"]
-        assert not manager._live
+        assert not manager._intake.live
     finally:
         manager.destroy()
 
@@ -362,7 +362,7 @@ def test_children_count_for_the_queue_limit():
     try:
         with pytest.raises(ValueError, match="50 sequences of a prompt are more than max_queue_size=2"):
             manager.add_request([1, 2], num_return_sequences=50)
-        assert not manager._live
+        assert not manager._intake.live
     finally:
         manager.destroy()
 
