@@ -187,6 +187,9 @@ TABLES: dict[str, tuple[Column, ...]] = {
         _c("graph", "boolean", "", "whether a captured graph was replayed", _HIDDEN),
         _c("schedule_ms", "Float64", "ms", "host time to choose the batch and build its inputs", _HIDDEN),
         _c("step_ms", "Float64", "ms", "start of scheduling to tokens on the host", _HIDDEN),
+        _c("offloaded", "Int64", "requests", "requests whose KV blocks went to host memory before this step", _HIDDEN),
+        _c("restored", "Int64", "requests", "requests whose KV blocks came back before this step", _HIDDEN),
+        _c("restore_ms", "Float64", "ms", "time on the device of restoring", "none restored, or not reported"),
     ),
     "config": (
         _RUN_ID,

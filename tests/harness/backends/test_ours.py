@@ -9,6 +9,7 @@ import pytest
 
 from harness.backends import GenerationSettings, create
 from harness.record import Outcome
+from harness.tables import TABLES
 from workloads.workload import ScheduledRequest
 
 Requests = Callable[..., list[ScheduledRequest]]
@@ -41,6 +42,8 @@ def test_tokens_steps_config_and_counters(model: Any, sink: Any, requests: Reque
     assert rows["scheduler_type"].source == "default"
     assert all(v is None or v >= 0 for v in backend.memory().values())
     backend.stop()
+    columns = {c.name for c in TABLES["steps"]}
+    assert {name for s in steps for name in s} - {"t_ns"} <= columns  # a run with a step nobody knows could not be kept
 
 
 def test_eos(llama: Any, sink: Any, requests: Requests, reference: Any) -> None:
