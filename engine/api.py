@@ -142,9 +142,11 @@ def generate_batch(
         FAILED with the cause, beside the others' results.
 
     Raises:
-        TypeError: an unknown keyword.
+        TypeError: an unknown keyword, or text instead of token ids.
         ValueError: the model or the settings cannot be served.
     """
+    if isinstance(inputs, str) or any(isinstance(prompt, str) for prompt in inputs):
+        raise TypeError("inputs are lists of token ids, not text; encode it with the model's tokenizer first")
     if len(inputs) == 0:
         return {}
     base = model.generation_config if generation_config is None else generation_config
@@ -183,7 +185,14 @@ def generate_batch(
                 if output.is_finished():
                     results[output.request_id] = output
                     bar.update()
-    return {name: results[name] for family in families.values() for name in family}
+    ordered = {name: results[name] for family in families.values() for name in family}
+    failed = [output for output in ordered.values() if output.error is not None]
+    if failed:
+        first = failed[0]
+        logger.warning(
+            "%d of %d requests failed, first %s: %s", len(failed), len(ordered), first.request_id, first.error
+        )
+    return ordered
 
 
 def destroy_cached_continuous_batching_manager(model: Any) -> None:

@@ -13,6 +13,7 @@ import pytest
 from transformers import GenerationConfig
 from transformers.generation import ContinuousBatchingConfig as TransformersConfig
 
+import engine
 from engine import (
     ContinuousBatchingConfig,
     RequestStatus,
@@ -251,3 +252,14 @@ def test_nothing_keeps_a_destroyed_manager_alive(m1: Any, c1: C1) -> None:
     del manager
     gc.collect()
     assert alive() is None
+
+
+@pytest.mark.parametrize("inputs", ["hello", ["hello"], [[1, 2], "hello"]])
+def test_text_is_refused_before_anything_runs(m1: Any, inputs: Any) -> None:
+    with pytest.raises(TypeError, match="lists of token ids, not text"):
+        engine.generate_batch(m1, inputs)
+
+
+def test_failed_requests_are_said(m1: Any, caplog: pytest.LogCaptureFixture) -> None:
+    engine.generate_batch(m1, [[1, 2], [9999]], progress_bar=False, max_new_tokens=2)
+    assert "1 of 2 requests failed, first req_1: " in caplog.text
