@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from engine.attention import AttentionCall, observe_attention
 from engine.cache import CacheLayout
 from engine.models.families import why_not_fused
 
@@ -45,43 +46,114 @@ class ModelShape:
         for attribute in ("config", "device", "dtype"):
             if not hasattr(model, attribute):
                 raise ValueError(f"{type(model).__name__} has no .{attribute}; a transformers causal LM is needed")
-        if model.config.is_encoder_decoder:
-            raise ValueError(f"{type(model).__name__} is an encoder-decoder model; only decoder-only models are served")
-        config = model.config.get_text_config()
-        layers = config.num_hidden_layers
         name = type(model).__name__
-        if getattr(config, "kv_lora_rank", None):
-            raise ValueError(f"{name} uses multi-head latent attention, whose cache the engine does not have")
-        if not getattr(model, "_supports_attention_backend", False):
-            raise ValueError(f"{name} does not go through transformers' AttentionInterface, so it cannot be served")
-        devices = {p.device for p in model.parameters()}
-        if len(devices) > 1:
-            raise ValueError(
-                f"{name} is spread over {', '.join(sorted(map(str, devices)))}; load it on one device "
-                "(device_map={'': 0})"
-            )
+        _refuse_by_kind(name, model)
+        config = model.config.get_text_config()
         heads = config.num_attention_heads
-        head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
+        kv_heads = _same_in_all_layers(name, config, "num_key_value_heads") or heads
+        head_dim = _same_in_all_layers(name, config, "head_dim") or config.hidden_size // heads
+        windows = _windows(name, config, config.num_hidden_layers)
+        not_fusible = why_not_fused(model)
+        if not_fusible is not None:
+            call = _observed(name, model, windows)
+            heads, kv_heads, head_dim = call.num_heads, call.num_kv_heads, call.head_dim
         return cls(
-            windows=_windows(name, config, layers),
+            windows=windows,
             num_heads=heads,
-            num_kv_heads=getattr(config, "num_key_value_heads", None) or heads,
+            num_kv_heads=kv_heads,
             head_dim=head_dim,
             hidden_size=config.hidden_size,
             intermediate_size=getattr(config, "intermediate_size", None) or 4 * config.hidden_size,
             vocab_size=config.vocab_size,
-            max_positions=getattr(config, "max_position_embeddings", None),
+            max_positions=_max_positions(config),
             dtype=model.dtype,
             device=torch.device(model.device),
             weight_bytes=sum(p.nbytes for p in model.parameters()),
             supports_flash=bool(
                 getattr(model, "_supports_flash_attn", getattr(model, "_supports_flash_attn_2", False))
             ),
-            not_fusible=why_not_fused(model),
+            not_fusible=not_fusible,
         )
 
     def cache_layout(self, page_size: int) -> CacheLayout:
         return CacheLayout.build(self.windows, page_size, self.num_kv_heads, self.head_dim, self.dtype.itemsize)
+
+
+def _refuse_by_kind(name: str, model: Any) -> None:
+    """What a model's class and config tell: no paged cache of keys and values could serve it."""
+    config = model.config.get_text_config()
+    if model.config.is_encoder_decoder:
+        raise ValueError(f"{name} is an encoder-decoder model; only decoder-only models are served")
+    if getattr(model, "_is_stateful", False):
+        raise ValueError(
+            f"{name} carries a recurrent state (linear attention or state-space layers); only full and sliding-window "
+            "attention are served"
+        )
+    if getattr(config, "kv_lora_rank", None):
+        raise ValueError(f"{name} uses multi-head latent attention, whose cache the engine does not have")
+    if getattr(config, "num_kv_shared_layers", None):
+        raise ValueError(f"{name} has layers that read the keys and values of others, which the cache does not offer")
+    if not getattr(model, "_supports_attention_backend", False):
+        raise ValueError(f"{name} does not go through transformers' AttentionInterface, so it cannot be served")
+    devices = {p.device for p in model.parameters()}
+    if len(devices) > 1:
+        raise ValueError(
+            f"{name} is spread over {', '.join(sorted(map(str, devices)))}; load it on one device "
+            "(device_map={'': 0})"
+        )
+
+
+def _same_in_all_layers(name: str, config: Any, field: str) -> int | None:
+    """A field of the config, None if it has none; transformers' config raises if layers differ in it."""
+    try:
+        return getattr(config, field, None)
+    except Exception as error:
+        raise ValueError(f"{name} has layers of different {field}; the cache's blocks have one shape") from error
+
+
+def _observed(name: str, model: Any, windows: tuple[int | None, ...]) -> AttentionCall:
+    """How every layer calls its attention, or ValueError if that is nothing the cache can answer."""
+    try:
+        calls = observe_attention(model)
+    except Exception as error:
+        raise ValueError(f"{name} cannot be run over packed sequences: {type(error).__name__}: {error}") from error
+    if [call.layer for call in calls] != list(range(len(windows))):
+        raise ValueError(
+            f"{name} does not call transformers' AttentionInterface once in each of its {len(windows)} layers "
+            f"(it called it {len(calls)} times), so it cannot be served"
+        )
+    for call in calls:
+        layer = f"layer {call.layer} of {name}"
+        if call.sinks:
+            raise ValueError(f"{layer} has attention sinks, which the attention backends do not have")
+        if not call.causal:
+            raise ValueError(f"{layer} attends in both directions; only causal attention is served")
+        if call.bias:
+            raise ValueError(f"{layer} adds a mask or bias of its own to the attention scores; none can be given")
+        if call.value_dim != call.head_dim:
+            raise ValueError(
+                f"{layer} has keys of {call.head_dim} and values of {call.value_dim} elements; the cache "
+                "needs them alike"
+            )
+        if call.says_window and call.window != windows[call.layer or 0]:
+            raise ValueError(
+                f"{layer} attends with sliding_window={call.window}, its config says {windows[call.layer or 0]}"
+            )
+    shapes = {(call.num_heads, call.num_kv_heads, call.head_dim) for call in calls}
+    if len(shapes) > 1:
+        raise ValueError(f"{name} has layers of different heads {sorted(shapes)}; the cache's blocks have one shape")
+    return calls[0]
+
+
+def _max_positions(config: Any) -> int | None:
+    """Longest sequence. LongRoPE changes the rotation of all tokens once one sequence of the batch is longer than the
+    model was first trained for, so sequences up to there are served: what is beside a request must not change it."""
+    longest = getattr(config, "max_position_embeddings", None)
+    rope = getattr(config, "rope_parameters", None) or {}
+    if rope.get("rope_type") != "longrope":
+        return longest
+    first = rope.get("original_max_position_embeddings") or getattr(config, "original_max_position_embeddings", None)
+    return longest if first is None else min(first, longest or first)
 
 
 def _windows(name: str, config: Any, layers: int) -> tuple[int | None, ...]:

@@ -3,16 +3,19 @@
 from engine.attention.base import AttentionBackend, write_kv
 from engine.attention.bridge import ForwardContext, paged_attention
 from engine.attention.metadata import AttentionMetadata, GroupTables
+from engine.attention.observe import AttentionCall, observe_attention
 from engine.attention.selection import BACKENDS, BackendChoice, choose_backend
 
 __all__ = [
     "BACKENDS",
     "AttentionBackend",
+    "AttentionCall",
     "AttentionMetadata",
     "BackendChoice",
     "ForwardContext",
     "GroupTables",
     "choose_backend",
+    "observe_attention",
     "paged_attention",
     "write_kv",
 ]

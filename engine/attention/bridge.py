@@ -51,24 +51,40 @@ def _model_lock(model: torch.nn.Module) -> threading.RLock:
 
 
 @contextmanager
-def paged_attention(model: Any, context: ForwardContext) -> Iterator[None]:
-    """Inside, the model's forward passes in this thread attend over the paged cache."""
+def attention_named(model: Any, name: str) -> Iterator[None]:
+    """Inside, and in no other thread, the model is in eval mode and its attention setting is ``name``."""
     config = model.config
     with _model_lock(model):
-        original = config._attn_implementation
+        # Setting a config's implementation sets that of the configs inside it, which may have had another.
+        originals = [(each, each._attn_implementation) for each in (config, *_inner_configs(config))]
         # A model that is being trained is not to drop out; its owner finds it in training mode again.
         training = [module for module in model.modules() if module.training] if model.training else []
         for module in training:
             module.training = False
-        config._attn_implementation = ATTENTION_NAME
+        config._attn_implementation = name
+        try:
+            yield
+        finally:
+            for each, original in originals:
+                each._attn_implementation = original
+            for module in training:
+                module.training = True
+
+
+def _inner_configs(config: Any) -> list[Any]:
+    inner = [getattr(config, key, None) for key in getattr(config, "sub_configs", ())]
+    return [each for each in inner if each is not None]
+
+
+@contextmanager
+def paged_attention(model: Any, context: ForwardContext) -> Iterator[None]:
+    """Inside, the model's forward passes in this thread attend over the paged cache."""
+    with attention_named(model, ATTENTION_NAME):
         _active.context = context
         try:
             yield
         finally:
             _active.context = None
-            config._attn_implementation = original
-            for module in training:
-                module.training = True
 
 
 def paged_attention_forward(

@@ -37,7 +37,9 @@ class BridgedModel:
                 use_cache=False,
                 logits_to_keep=index.long(),
             )
-        return output.logits[0]
+        logits = output.logits[0]
+        # Some models swallow the argument and give the logits of all tokens.
+        return logits if logits.shape[0] == index.numel() else logits[index.long()]
 
     def close(self) -> None:
         """The bridge leaves nothing behind."""

@@ -55,6 +55,15 @@ def why_not_fused(model: Any) -> str | None:
     rope = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
     if rope not in _STATIC_ROPE:
         return f"its rotary embedding is {rope}, which cannot be tabulated"
+    frequencies = getattr(model.model.rotary_emb, "inv_freq", None)
+    if frequencies is None:
+        return "its rotary embedding differs by layer"
+    attention = model.model.layers[0].self_attn
+    if not attention.is_causal:
+        return "its attention looks in both directions"
+    head_dim = attention.head_dim
+    if 2 * frequencies.numel() != head_dim:
+        return f"its rotary embedding turns {2 * frequencies.numel()} of {head_dim} elements of a head"
     for name, module in model.named_modules():
         if module._forward_hooks or module._forward_pre_hooks:
             return f"{name or 'the model'} has forward hooks"

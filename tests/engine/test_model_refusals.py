@@ -1,0 +1,112 @@
+"""Models that a paged cache cannot serve are refused with the reason, before anything is allocated for them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from engine import ContinuousBatchingManager
+from engine.model_shape import ModelShape
+
+TINY = {
+    "vocab_size": 97,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "bos_token_id": None,
+    "eos_token_id": None,
+    "pad_token_id": 0,
+}
+LATENT = {
+    "kv_lora_rank": 8,
+    "q_lora_rank": 8,
+    "qk_nope_head_dim": 8,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 8,
+    "n_routed_experts": 4,
+    "n_group": 1,
+    "topk_group": 1,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 16,
+}
+DELTA = {
+    "num_experts": 2,
+    "num_experts_per_tok": 1,
+    "moe_intermediate_size": 16,
+    "shared_expert_intermediate_size": 16,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 2,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+    "head_dim": 8,
+}
+SHARED = {
+    "num_hidden_layers": 5,
+    "num_kv_shared_layers": 2,
+    "head_dim": 8,
+    "layer_types": ["sliding_attention", "full_attention", "sliding_attention", "sliding_attention", "full_attention"],
+    "vocab_size_per_layer_input": 97,
+    "hidden_size_per_layer_input": 8,
+    "laurel_rank": 4,
+    "altup_num_inputs": 2,
+    "activation_sparsity_pattern": None,
+}
+REFUSED = [
+    ("T5Config", "T5ForConditionalGeneration", {"d_model": 32, "d_kv": 8, "d_ff": 64}, "encoder-decoder"),
+    ("JambaConfig", "JambaForCausalLM", {"mamba_d_state": 4, "num_experts": 2, "attn_layer_period": 2,
+     "attn_layer_offset": 1}, "recurrent state"),
+    ("Qwen3NextConfig", "Qwen3NextForCausalLM", DELTA, "recurrent state"),
+    ("MambaConfig", "MambaForCausalLM", {}, "recurrent state"),
+    ("Lfm2Config", "Lfm2ForCausalLM", {"layer_types": ["conv", "full_attention"]}, "has conv layers"),
+    ("Llama4TextConfig", "Llama4ForCausalLM", {"num_local_experts": 2, "head_dim": 8, "intermediate_size_mlp": 64},
+     "has chunked_attention layers"),
+    ("DeepseekV3Config", "DeepseekV3ForCausalLM", LATENT, "multi-head latent attention"),
+    ("BloomConfig", "BloomForCausalLM", {"n_layer": 2, "n_head": 4}, "does not go through .* AttentionInterface"),
+    ("GptOssConfig", "GptOssForCausalLM", {"num_local_experts": 2, "num_experts_per_tok": 1, "head_dim": 8},
+     "layer 0 of .* has attention sinks"),
+    ("Gemma3TextConfig", "Gemma3ForCausalLM", {"head_dim": 8, "use_bidirectional_attention": True},
+     "attends in both directions"),
+    ("Gemma2Config", "Gemma2ForCausalLM", {"head_dim": 8, "use_bidirectional_attention": True},
+     "attends in both directions"),
+    ("BertConfig", "BertLMHeadModel", {}, "attends in both directions"),
+    ("DiffLlamaConfig", "DiffLlamaForCausalLM", {}, r"once in each of its 2 layers \(it called it 4 times\)"),
+    ("Gemma3nTextConfig", "Gemma3nForCausalLM", SHARED, "read the keys and values of others"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("config", "model", "options", "reason"), REFUSED, ids=[r[1] for r in REFUSED])
+def test_refused_with_the_reason(
+    config: str, model: str, options: dict[str, Any], reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built = getattr(transformers, model)(getattr(transformers, config)(**{**TINY, **options})).train()
+    before = built.config._attn_implementation
+    monkeypatch.setattr("engine.manager.EngineCore", lambda *_: pytest.fail("something was allocated"))
+    with pytest.raises(ValueError, match=reason) as refusal:
+        ContinuousBatchingManager(built, None)
+    assert model in str(refusal.value)
+    assert built.config._attn_implementation == before
+    assert built.training, "the model is left as it was"
+    assert all(module.training for module in built.modules())
+
+
+def test_heads_are_what_the_layers_say() -> None:
+    """One KV head for all queries, which this family's config does not state as such."""
+    config = transformers.GPTBigCodeConfig(vocab_size=97, n_positions=64, n_embd=32, n_layer=2, n_head=4)
+    shape = ModelShape.of(transformers.GPTBigCodeForCausalLM(config).eval())
+    assert (shape.num_heads, shape.num_kv_heads, shape.head_dim) == (4, 1, 8)
+    assert shape.cache_layout(4).page_bytes == 2 * 1 * 8 * 4 * 4
+
+
+def test_a_model_that_cannot_run_packed_sequences_is_refused_with_its_own_words(m1: Any) -> None:
+    class Picky(type(m1)):  # type: ignore[misc]
+        def forward(self, input_ids: torch.Tensor, past: Any = None) -> None:
+            raise AssertionError
+
+    with pytest.raises(ValueError, match=r"Picky cannot be run over packed sequences: TypeError: .*position_ids"):
+        ModelShape.of(Picky(m1.config))
