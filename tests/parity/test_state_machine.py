@@ -1,0 +1,208 @@
+"""Whatever clients do and in whatever order, step by step: every request ends in one terminal output with the tokens it
+has when served alone, and every block comes back.
+
+The engine is driven without a thread, so a failing sequence of actions can be replayed. A longer run:
+``ENGINE_SOAK=500 pytest tests/parity/test_state_machine.py`` (examples a model).
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from collections import Counter
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from engine import ContinuousBatchingConfig, RequestStatus
+from engine.bench.oracle import LONGEST_OUTPUT, Deliveries, Oracle, StepwiseEngine
+from engine.bench.tiny_models import tiny_model
+
+SOAK = int(os.environ.get("ENGINE_SOAK", "0"))
+PROFILE = settings(
+    max_examples=SOAK or 9,
+    stateful_step_count=120 if SOAK else 28,
+    derandomize=not SOAK,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+)
+
+
+@cache
+def model_and_oracle(name: str) -> tuple[Any, Oracle]:
+    model = tiny_model(name)
+    return model, Oracle(model)
+
+
+class Clients(RuleBasedStateMachine):
+    """Actions of clients on one engine.
+
+    Attributes:
+        model_name: which model is served.
+        seen: what happened over all examples, so that the paths this is about can be asserted.
+    """
+
+    model_name: str
+    seen: Counter[str]
+
+    @initialize(
+        ahead=st.booleans(),
+        page_size=st.sampled_from([4, 16]),
+        blocks=st.integers(0, 4),
+        scheduler=st.sampled_from(["fifo", "prefill_first"]),
+        max_batch_tokens=st.sampled_from([5, 16, 64]),
+        max_requests=st.integers(2, 6),
+        safety_margin=st.sampled_from([0.0, 0.15, 0.5]),
+        sharing=st.booleans(),
+        fused=st.sampled_from([None, False]),
+    )
+    def serve(self, ahead: bool, page_size: int, blocks: int, fused: bool | None, **options: Any) -> None:
+        self.model, self.oracle = model_and_oracle(self.model_name)
+        groups = 2 if self.model_name == "tiny-gemma2" else 1
+        # From just enough for the longest request alone to a little more.
+        smallest = groups * -(-(24 + LONGEST_OUTPUT) // page_size)
+        self.blocks = smallest + blocks * groups * 4 // page_size
+        self.ahead = ahead
+        self.config = ContinuousBatchingConfig(
+            page_size=page_size,
+            num_blocks=self.blocks,
+            scheduler_type=options["scheduler"],
+            max_batch_tokens=options["max_batch_tokens"],
+            max_requests_per_batch=options["max_requests"],
+            safety_margin=options["safety_margin"],
+            allow_block_sharing=options["sharing"],
+            use_fused_forward=fused,
+            per_request_processors=True,
+            auto_switch_to_flash=False,
+        )
+        self.deliveries = Deliveries(self.oracle)
+        self.submitted = 0
+        self.start()
+
+    def start(self) -> None:
+        self.engine = StepwiseEngine(self.model, self.config, self.ahead)
+        self.core = self.engine.core
+        assert self.core._check, "the engine checks itself after every step"
+
+    def receive(self) -> None:
+        outputs, self.engine.outputs[:] = list(self.engine.outputs), []
+        for output in outputs:
+            self.deliveries.take(output)
+            self.seen[output.status.name] += 1
+            self.seen["streamed"] += not output.is_finished()
+            self.seen["stopped"] += output.finish_reason == "stop"
+
+    @rule(seed=st.integers(0, 2**20), burst=st.integers(1, 5))
+    def add(self, seed: int, burst: int) -> None:
+        rng = random.Random(seed)
+        for _ in range(burst):
+            wish, name = self.oracle.draw(rng), f"c{self.submitted}"
+            self.submitted += 1
+            self.deliveries.expect(name, wish)
+            self.engine.add(name, wish)
+            self.seen["sampled"] += wish.temperature > 0
+
+    @precondition(lambda self: self.core.has_work)
+    @rule(count=st.integers(1, 12))
+    def step(self, count: int) -> None:
+        for _ in range(count):
+            if self.core.has_work:
+                self.core.step()
+            self.receive()
+            self.core.scheduler.check()
+
+    @precondition(lambda self: self.core.requests)
+    @rule(which=st.integers(0, 2**16))
+    def cancel(self, which: int) -> None:
+        """Wherever it is: queued, waiting for its parent, prefilling, decoding, with a token on its way."""
+        names = list(self.core.requests)
+        name = names[which % len(names)]
+        self.core.cancel(name)
+        self.receive()
+        assert self.deliveries.ended[name] is RequestStatus.CANCELLED
+
+    @rule(name=st.sampled_from(["never", "c0"]))
+    def cancel_what_may_be_over(self, name: str) -> None:
+        self.core.cancel(name)
+
+    @rule()
+    def forget_prefixes(self) -> None:
+        """As after a weight update; here the weights stay, so the outputs do."""
+        self.core.cache.forget_prefixes(self.core.scheduler.running.values())
+        assert self.core.cache.pool.num_cached == 0
+
+    @precondition(lambda self: self.core.requests)
+    @rule(restart=st.booleans(), rarely=st.integers(0, 3))
+    def fail_all(self, restart: bool, rarely: int) -> None:
+        if rarely:
+            return
+        self.core.fail_all("RuntimeError: something broke")
+        self.receive()
+        assert self.deliveries.open == []
+        self.whole()
+        if restart:
+            self.finish_counting()
+            self.start()
+
+    @rule(rarely=st.integers(0, 2))
+    def drain(self, rarely: int) -> None:
+        if rarely:
+            return
+        self.engine.drain(20_000)
+        self.receive()
+        assert self.deliveries.open == []
+        self.whole()
+
+    def whole(self) -> None:
+        scheduler = self.core.scheduler
+        assert self.core.cache.pool.num_available == self.blocks, "blocks leaked"
+        assert len(scheduler._free_slots) == scheduler.limits.max_requests, "slots leaked"
+        assert scheduler._num_held == 0, "children are held that nobody waits for"
+        assert not self.core.cache._identities
+
+    def finish_counting(self) -> None:
+        for name in ("preemptions", "forks", "prefix_hit_tokens"):
+            self.seen[name] += getattr(self.engine.stats, name)
+        self.seen["ahead"] += self.ahead and self.engine.stats.steps
+        self.core.close()
+
+    @invariant()
+    def consistent(self) -> None:
+        if not hasattr(self, "core"):  # before the first rule
+            return
+        self.receive()
+        self.core.scheduler.check()
+        assert self.deliveries.violations == []
+        assert sorted(self.core.requests) == sorted(self.deliveries.open), "live is what has had no terminal output"
+
+    def teardown(self) -> None:
+        if not hasattr(self, "core"):
+            return
+        self.engine.drain(20_000)
+        self.consistent()
+        assert self.deliveries.open == []
+        self.whole()
+        self.finish_counting()
+
+
+@pytest.mark.parametrize("model_name", ["tiny-llama", "tiny-mistral", "tiny-gemma2"])
+def test_whatever_clients_do(model_name: str) -> None:
+    seen: Counter[str] = Counter()
+    machine: Callable[[], Clients] = type("Clients", (Clients,), {"model_name": model_name, "seen": seen})
+    run_state_machine_as_test(machine, settings=PROFILE)
+    paths = {"FINISHED", "CANCELLED", "FAILED", "streamed", "stopped", "sampled", "preemptions", "forks", "ahead"}
+    if model_name == "tiny-llama":
+        paths.add("prefix_hit_tokens")
+    assert {path for path in paths if not seen[path]} == set(), seen
