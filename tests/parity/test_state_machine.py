@@ -10,12 +10,12 @@ from __future__ import annotations
 import os
 import random
 from collections import Counter
-from collections.abc import Callable
 from functools import cache
 from typing import Any
 
 import hypothesis.strategies as st
 import pytest
+import torch
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -29,10 +29,11 @@ from hypothesis.stateful import (
 from engine import ContinuousBatchingConfig, RequestStatus
 from engine.bench.oracle import LONGEST_OUTPUT, Deliveries, Oracle, StepwiseEngine
 from engine.bench.tiny_models import tiny_model
+from engine.model_shape import ModelShape
 
 SOAK = int(os.environ.get("ENGINE_SOAK", "0"))
 PROFILE = settings(
-    max_examples=SOAK or 9,
+    max_examples=SOAK or 5,
     stateful_step_count=120 if SOAK else 28,
     derandomize=not SOAK,
     deadline=None,
@@ -66,6 +67,7 @@ class Clients(RuleBasedStateMachine):
         max_requests=st.integers(2, 6),
         safety_margin=st.sampled_from([0.0, 0.15, 0.5]),
         sharing=st.booleans(),
+        host_blocks=st.sampled_from([0, 4, 40]),
         fused=st.sampled_from([None, False]),
     )
     def serve(self, ahead: bool, page_size: int, blocks: int, fused: bool | None, **options: Any) -> None:
@@ -84,12 +86,16 @@ class Clients(RuleBasedStateMachine):
             safety_margin=options["safety_margin"],
             allow_block_sharing=options["sharing"],
             use_fused_forward=fused,
+            cpu_offload_space=self.host_bytes(page_size, options["host_blocks"]) / 2**30,
             per_request_processors=True,
             auto_switch_to_flash=False,
         )
         self.deliveries = Deliveries(self.oracle)
         self.submitted = 0
         self.start()
+
+    def host_bytes(self, page_size: int, blocks: int) -> int:
+        return blocks * ModelShape.of(self.model).cache_layout(page_size).block_bytes
 
     def start(self) -> None:
         self.engine = StepwiseEngine(self.model, self.config, self.ahead)
@@ -140,8 +146,28 @@ class Clients(RuleBasedStateMachine):
     @rule()
     def forget_prefixes(self) -> None:
         """As after a weight update; here the weights stay, so the outputs do."""
-        self.core.cache.forget_prefixes(self.core.scheduler.running.values())
+        self.core.drain()
+        self.core.forget_prefixes()
         assert self.core.cache.pool.num_cached == 0
+
+    @precondition(lambda self: self.core.requests)
+    @rule(times=st.integers(1, 2), rarely=st.integers(0, 2))
+    def run_out_of_memory(self, times: int, rarely: int) -> None:
+        """The next launch fails and is tried again, smaller; if that fails too, one request does."""
+        if rarely:
+            return
+        runner, left = self.core.runner, [times]
+
+        def launch(plan: Any) -> Any:
+            if left[0]:
+                left[0] -= 1
+                raise torch.OutOfMemoryError("CUDA out of memory")
+            return type(runner).launch(runner, plan)
+
+        runner.launch = launch  # type: ignore[method-assign]
+        self.core.step()
+        del runner.launch
+        self.seen["out of memory"] += times - left[0]
 
     @precondition(lambda self: self.core.requests)
     @rule(restart=st.booleans(), rarely=st.integers(0, 3))
@@ -169,11 +195,12 @@ class Clients(RuleBasedStateMachine):
         scheduler = self.core.scheduler
         assert self.core.cache.pool.num_available == self.blocks, "blocks leaked"
         assert len(scheduler._free_slots) == scheduler.limits.max_requests, "slots leaked"
+        assert scheduler.host.num_free == scheduler.host.num_blocks, "host blocks leaked"
         assert scheduler._num_held == 0, "children are held that nobody waits for"
         assert not self.core.cache._identities
 
     def finish_counting(self) -> None:
-        for name in ("preemptions", "forks", "prefix_hit_tokens"):
+        for name in ("preemptions", "forks", "prefix_hit_tokens", "offloads", "restores"):
             self.seen[name] += getattr(self.engine.stats, name)
         self.seen["ahead"] += self.ahead and self.engine.stats.steps
         self.core.close()
@@ -197,12 +224,53 @@ class Clients(RuleBasedStateMachine):
         self.finish_counting()
 
 
-@pytest.mark.parametrize("model_name", ["tiny-llama", "tiny-mistral", "tiny-gemma2"])
+MODELS = ["tiny-llama", "tiny-mistral", "tiny-gemma2"]
+
+
+def clients_of(model_name: str) -> type[Clients]:
+    return type("Clients", (Clients,), {"model_name": model_name, "seen": Counter()})
+
+
+@pytest.mark.parametrize("model_name", MODELS)
 def test_whatever_clients_do(model_name: str) -> None:
-    seen: Counter[str] = Counter()
-    machine: Callable[[], Clients] = type("Clients", (Clients,), {"model_name": model_name, "seen": seen})
+    machine = clients_of(model_name)
     run_state_machine_as_test(machine, settings=PROFILE)
-    paths = {"FINISHED", "CANCELLED", "FAILED", "streamed", "stopped", "sampled", "preemptions", "forks", "ahead"}
+    assert machine.seen["FINISHED"] > 0
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+@pytest.mark.parametrize("model_name", MODELS)
+def test_the_actions_reach_every_path(model_name: str, ahead: bool) -> None:
+    """One fixed sequence of actions, independent of Hypothesis' choices."""
+    clients, rng = clients_of(model_name)(), random.Random(7)
+    clients.serve(
+        ahead=ahead,
+        page_size=4,
+        blocks=3,
+        scheduler="fifo",
+        max_batch_tokens=16,
+        max_requests=6,
+        safety_margin=0.0,
+        sharing=True,
+        host_blocks=12,
+        fused=None,
+    )
+    for turn in range(60):
+        if len(clients.core.requests) < 8:
+            clients.add(seed=rng.randrange(1000), burst=3)
+        clients.step(count=rng.randint(1, 5))
+        if turn % 6 == 5 and clients.core.requests:
+            clients.cancel(which=rng.randrange(100))
+        if turn in (20, 40):
+            clients.forget_prefixes()
+        if turn in (25, 45) and clients.core.requests:
+            clients.run_out_of_memory(times=1 + (turn == 45), rarely=0)
+        if turn == 35 and clients.core.requests:
+            clients.fail_all(restart=True, rarely=0)
+        clients.consistent()
+    clients.teardown()
+    paths = {"FINISHED", "CANCELLED", "FAILED", "streamed", "stopped", "sampled", "preemptions", "forks"}
+    paths |= {"offloads", "restores", "out of memory"} | ({"ahead"} if ahead else set())
     if model_name == "tiny-llama":
         paths.add("prefix_hit_tokens")
-    assert {path for path in paths if not seen[path]} == set(), seen
+    assert {path for path in paths if not clients.seen[path]} == set(), clients.seen
