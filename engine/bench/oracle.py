@@ -234,14 +234,18 @@ def cut(tokens: Sequence[int], eos: int, stop: Sequence[int]) -> list[int]:
 class Deliveries:
     """Checks outputs as they come: one terminal output for each request, streamed lengths 1, 2, 3 …, right tokens.
 
+    Args:
+        oracle: knows the tokens.
+        failures: how the error of a request may begin that fails; any other failure is a violation.
+
     Attributes:
         violations: what was wrong, in words.
         ended: terminal status by id.
         partial: outputs that were not terminal.
     """
 
-    def __init__(self, oracle: Oracle) -> None:
-        self._oracle = oracle
+    def __init__(self, oracle: Oracle, failures: tuple[str, ...] = ()) -> None:
+        self._oracle, self._failures = oracle, failures
         self._wishes: dict[str, tuple[Wish, int | None]] = {}
         self._lengths: dict[str, int] = {}
         self.violations: list[str] = []
@@ -286,6 +290,8 @@ class Deliveries:
             self.ended[name] = output.status
             if stopped and not output.error:
                 self._complain(output, "ended without a reason")
+            if output.status is RequestStatus.FAILED and not (output.error or "").startswith(self._failures or "\0"):
+                self._complain(output, f"failed: {output.error}")
         else:
             self.partial += 1
 

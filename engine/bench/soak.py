@@ -21,7 +21,7 @@ from typing import Any
 from engine.bench.oracle import Deliveries, Oracle, sampling_defaults
 from engine.bench.tiny_models import TINY_MODELS, tiny_model
 from engine.config import ContinuousBatchingConfig
-from engine.manager import ContinuousBatchingManager
+from engine.manager import _HARD_STOP, ContinuousBatchingManager
 
 _SILENCE_S = 60.0
 """An engine that delivers nothing for so long while requests are open is stuck."""
@@ -64,7 +64,7 @@ def soak(
     blocks: int,
     seed: int = 0,
     live: int = 32,
-    hard_stops: int = 3,
+    hard_stops: int | None = None,
     **settings: Any,
 ) -> SoakResult:
     """Run ``requests`` random requests, about ``live`` of them at a time.
@@ -74,7 +74,7 @@ def soak(
         name: of the model, for the report.
         blocks: KV blocks of ``page_size`` tokens.
         seed: of the requests and of what happens to them.
-        hard_stops: how often the engine is stopped in the middle and started again.
+        hard_stops: how often the engine is stopped in the middle and started again; None = once in 600 requests.
         settings: further fields of ContinuousBatchingConfig.
     """
     os.environ["ENGINE_CHECK"] = "1"
@@ -85,8 +85,9 @@ def soak(
     )
     manager = ContinuousBatchingManager(model, sampling_defaults(), config)
     oracle = Oracle(model)
-    deliveries = Deliveries(oracle)
+    deliveries = Deliveries(oracle, (_HARD_STOP,))
     started = time.perf_counter()
+    hard_stops = max(1, requests // 600) if hard_stops is None else hard_stops
     stops_at = {round(requests * (i + 1) / (hard_stops + 1)) for i in range(hard_stops)}
     sent = 0
     manager.start()
@@ -107,13 +108,15 @@ def soak(
             if rng.random() < 0.04 and deliveries.open:
                 manager.cancel_request(rng.choice(deliveries.open))
             output = manager.get_result(timeout=_SILENCE_S)
-            if output is None:
-                deliveries.violations.append(f"{len(deliveries.open)} requests never ended: {manager.fatal_error!r}")
+            if output is None or manager.fatal_error is not None:
+                deliveries.violations.append(f"{len(deliveries.open)} requests are not over: {manager.fatal_error!r}")
                 break
             deliveries.take(output)
         manager.stop(keep_for_next_session=True)
         _take_all(manager, deliveries)
         deliveries.violations += _blocks_lost(manager)
+    except RuntimeError as error:  # a manager whose loop died takes no more requests
+        deliveries.violations.append(f"{len(deliveries.open)} requests are not over: {error}")
     finally:
         counters = manager.counters()
         manager.destroy()

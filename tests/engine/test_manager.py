@@ -482,8 +482,8 @@ def test_a_forward_pass_from_elsewhere_during_a_step_says_what_is_wrong(open_man
         reached.set()
         go_on.wait(20)
 
-    hook = model.lm_head.register_forward_pre_hook(hold)
     manager = open_manager(model)
+    hook = model.lm_head.register_forward_pre_hook(hold)
     manager.add_request(PROMPTS[0])
     assert reached.wait(10)
     with pytest.raises(RuntimeError, match="used by a running continuous batching manager"):

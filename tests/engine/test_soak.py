@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from engine.bench import soak as command
 from engine.bench.oracle import Deliveries, Oracle, Wish, cut
 from engine.bench.soak import main, soak
 from engine.bench.tiny_models import tiny_model
+from engine.core import EngineCore
 from engine.requests import GenerationOutput, RequestStatus
 
 
@@ -36,6 +38,19 @@ def test_a_wrong_token_is_a_violation(monkeypatch: pytest.MonkeyPatch, capsys: p
     said = capsys.readouterr()
     assert " 0 violations" not in said.out
     assert "is not [" in said.err
+
+
+def test_a_loop_that_dies_is_a_violation(monkeypatch: pytest.MonkeyPatch) -> None:
+    step = EngineCore.step
+
+    def broken(core: EngineCore) -> None:
+        if threading.current_thread() is not threading.main_thread() and core.stats.steps == 20:
+            raise RuntimeError("a broken step")
+        step(core)
+
+    monkeypatch.setattr(EngineCore, "step", broken)
+    result = soak(tiny_model("tiny-llama"), "tiny-llama", requests=40, blocks=24, hard_stops=0)
+    assert any("requests are not over: " in v and "a broken step" in v for v in result.violations)
 
 
 def test_lost_blocks_are_a_violation(monkeypatch: pytest.MonkeyPatch) -> None:

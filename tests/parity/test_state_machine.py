@@ -90,7 +90,7 @@ class Clients(RuleBasedStateMachine):
             per_request_processors=True,
             auto_switch_to_flash=False,
         )
-        self.deliveries = Deliveries(self.oracle)
+        self.deliveries = Deliveries(self.oracle, ("RuntimeError: something broke", "oom_"))
         self.submitted = 0
         self.start()
 
