@@ -5,7 +5,6 @@ Optional keys of a line: ``max_new_tokens`` and ``due_s`` (seconds after the sta
 
 from __future__ import annotations
 
-import math
 from typing import Protocol
 
 from workloads.config import PromptsFileWorkload
@@ -13,7 +12,7 @@ from workloads.content import Content
 from workloads.prompts import Prompt
 from workloads.streams import stream
 from workloads.traces.mooncake import json_object
-from workloads.traces.rows import TraceError, read_text
+from workloads.traces.rows import MAX_COUNT, MAX_S, TraceError, read_text
 
 KEYS = ("prompt", "prompt_ids", "max_new_tokens", "due_s")
 
@@ -87,8 +86,8 @@ def _prompt_ids(
 
 def _max_new_tokens(record: dict[str, object], path: str, line: int, cfg: PromptsFileWorkload) -> int:
     value = record.get("max_new_tokens", cfg.max_new_tokens)
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise TraceError.at(path, line, "max_new_tokens", "a whole number of at least 1", value)
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MAX_COUNT:
+        raise TraceError.at(path, line, "max_new_tokens", f"a whole number from 1 to {MAX_COUNT}", value)
     return value
 
 
@@ -96,6 +95,7 @@ def _due_s(record: dict[str, object], path: str, line: int) -> float | None:
     if "due_s" not in record:
         return None
     value = record["due_s"]
-    if isinstance(value, bool) or not isinstance(value, int | float) or not (math.isfinite(value) and value >= 0):
-        raise TraceError.at(path, line, "due_s", "seconds of at least 0", value)
+    # Compared before anything is computed from it: a whole number of JSON may be too large for a float.
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= MAX_S:
+        raise TraceError.at(path, line, "due_s", f"seconds from 0 to {MAX_S:g}", value)
     return float(value)

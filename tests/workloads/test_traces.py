@@ -71,6 +71,9 @@ class TestAzure:
             ((AZURE, "2023-11-16 18:15:46.5,1,1.5"), r":2: column 'GeneratedTokens'"),
             ((AZURE, "yesterday,1,1"), r":2: column 'TIMESTAMP': expected a time like"),
             ((AZURE, "2023-13-16 18:15:46,1,1"), r":2: column 'TIMESTAMP'"),
+            ((AZURE, "2023-11-16 18:15:46+99:59,1,1"), r":2: column 'TIMESTAMP'"),
+            ((AZURE, "2023-11-16 18:15:46+05:99,1,1"), r":2: column 'TIMESTAMP'"),
+            ((AZURE, "2023-11-16 18:15:46,1" + "0" * 5000 + ",1"), r":2: column 'ContextTokens'"),
             ((AZURE, "2023-11-16 18:15:46,1"), r":2: column 'GeneratedTokens': expected 3 fields"),
             ((AZURE,), r"no rows"),
         ],
@@ -187,6 +190,9 @@ class TestMooncake:
             (mooncake_row(0, -1, 1, [1]), r":2: column 'input_length'"),
             ('{"timestamp": "x", "input_length": 1, "output_length": 1, "hash_ids": [1]}', r":2: column 'timestamp'"),
             ('{"timestamp": 0, "input_length": 1, "output_length": 1, "hash_ids": ["a"]}', r":2: column 'hash_ids'"),
+            (mooncake_row(1e308, 1, 1, [1]), r":2: column 'timestamp': expected milliseconds, at most 1e\+13"),
+            (mooncake_row(10**400, 1, 1, [1]), r":2: column 'timestamp'"),
+            (mooncake_row(0, 10**400, 1, [1]), r":2: column 'input_length'"),
         ],
     )
     def test_malformed_lines_name_line_and_column(self, tmp_path: Path, line: str, message: str) -> None:

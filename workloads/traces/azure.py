@@ -10,7 +10,7 @@ from datetime import UTC, datetime, timedelta, timezone
 from workloads.traces.rows import Trace, TraceError, TraceRow, count, ordered, read_text
 
 COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
-_STAMP = re.compile(r"(\d{4}-\d\d-\d\d)[ T](\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?(?:(Z)|([+-])(\d\d):?(\d\d))?")
+_STAMP = re.compile(r"(\d{4}-\d\d-\d\d)[ T](\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?(?:(Z)|([+-])(\d\d):?([0-5]\d))?")
 
 
 def read_azure(path: str | None) -> Trace:
@@ -52,10 +52,10 @@ def stamp_ns(text: str, path: str, line: int) -> int:
         raise TraceError.at(path, line, "TIMESTAMP", expected, text)
     day, clock, fraction, _, sign, hours, minutes = match.groups()
     zone = UTC
-    if sign is not None:
-        offset = timedelta(hours=int(hours), minutes=int(minutes))
-        zone = timezone(offset if sign == "+" else -offset)
     try:
+        if sign is not None:
+            offset = timedelta(hours=int(hours), minutes=int(minutes))
+            zone = timezone(offset if sign == "+" else -offset)
         moment = datetime.fromisoformat(f"{day} {clock}").replace(tzinfo=zone)
     except ValueError:
         raise TraceError.at(path, line, "TIMESTAMP", expected, text) from None

@@ -8,6 +8,8 @@ import math
 from workloads.traces.rows import Trace, TraceError, TraceRow, count, ordered, read_text
 
 BLOCK_TOKENS = 512
+MAX_MS = 1e13
+"""Latest timestamp: times since 1970 fit, and so do their nanoseconds into 64 bits."""
 
 
 def read_mooncake(path: str | None) -> Trace:
@@ -24,8 +26,9 @@ def _row(raw: str, path: str, line: int) -> TraceRow:
         if name not in record:
             raise TraceError.at(path, line, name, "a value", "no such key")
     stamp = record["timestamp"]
-    if isinstance(stamp, bool) or not isinstance(stamp, int | float) or not math.isfinite(stamp):
-        raise TraceError.at(path, line, "timestamp", "milliseconds", stamp)
+    # Compared before anything is computed from it: a whole number of JSON may be too large for a float.
+    if isinstance(stamp, bool) or not isinstance(stamp, int | float) or not abs(stamp) <= MAX_MS:
+        raise TraceError.at(path, line, "timestamp", f"milliseconds, at most {MAX_MS:g}", stamp)
     prompt_tokens = count(record["input_length"], path, line, "input_length")
     output_tokens = count(record["output_length"], path, line, "output_length")
     hash_ids = record["hash_ids"]
@@ -45,6 +48,8 @@ def json_object(raw: str, path: str, line: int) -> dict[str, object]:
         record = json.loads(raw)
     except json.JSONDecodeError as error:
         raise TraceError(f"{path}:{line}: column {error.colno}: expected a JSON object, got {raw[:60]!r}") from None
+    except (ValueError, RecursionError):  # a number of thousands of digits, brackets nested without end
+        raise TraceError(f"{path}:{line}: column 1: expected a JSON object, got {raw[:60]!r}") from None
     if not isinstance(record, dict):
         raise TraceError(f"{path}:{line}: column 1: expected a JSON object, got {raw[:60]!r}")
     return record

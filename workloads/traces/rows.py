@@ -8,6 +8,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+MAX_S = 1e9
+"""Latest time in seconds, some 30 years: beyond it nobody waits, and nanoseconds would leave 64 bits."""
+
+MAX_COUNT = 2**31 - 1
+"""Most tokens of one request; more is a broken file."""
+
 
 class TraceError(ValueError):
     """A workload file that cannot be read or does not say what its format asks for."""
@@ -89,12 +95,12 @@ def read_text(path: str | None, what: str) -> SourceText:
 
 
 def count(value: object, path: str, line: int, column: str) -> int:
-    """A whole number of at least 0 from a csv field or a JSON value."""
-    if isinstance(value, str) and value.strip().isascii() and value.strip().isdigit():
-        return int(value)
-    if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
+    """A whole number from 0 to :data:`MAX_COUNT` from a csv field or a JSON value."""
+    if isinstance(value, str) and value.strip().isascii() and value.strip().isdigit() and len(value) <= 20:
+        value = int(value)
+    if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_COUNT:
         return value
-    raise TraceError.at(path, line, column, "a whole number of at least 0", value)
+    raise TraceError.at(path, line, column, f"a whole number from 0 to {MAX_COUNT}", value)
 
 
 def ordered(source: SourceText, rows: Sequence[TraceRow], block_tokens: int | None = None) -> Trace:
