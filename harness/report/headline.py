@@ -7,6 +7,9 @@ from collections.abc import Sequence
 from harness.report.arms import Arm, Spread, baseline_of, by_facet, ratio
 from harness.report.quantity import number, times
 
+FEWEST_PAIRED_REPEATS = 5
+"""With fewer, two equal arms have all their paired ratios on one side of 1 in more than one comparison of eight."""
+
 
 def headlines(arms: Sequence[Arm]) -> list[str]:
     """One sentence a facet or a sweep, and one about the tokens."""
@@ -15,7 +18,9 @@ def headlines(arms: Sequence[Arm]) -> list[str]:
         measured = [a for a in members if a.spread("gen_tok_s")]
         where = f"{facet}: " if facet else ""
         if not measured:
-            sentences.append(f"{where}no run ended well, so there is nothing to report.")
+            ran = any(len(a.measured) for a in members)
+            why = "no rate is known of the runs that ended well" if ran else "no run ended well"
+            sentences.append(f"{where}{why}, so there is nothing to report.")
         elif len({a.number for a in measured} - {None}) > 1 and len({a.engine for a in measured}) == 1:
             sentences += [where + s for s in _sweep(measured)]
         elif len(measured) > 1:
@@ -38,6 +43,8 @@ def _single(arm: Arm) -> str:
         text += f"; half of the requests had their first token within {number(ttft.median)} ms"
     if itl:
         text += f", and half of the gaps between tokens were at most {number(itl.median)} ms"
+    if len(arm.measured) == 1:
+        text += "; one run says nothing about the spread from run to run"
     return text + "."
 
 
@@ -56,11 +63,16 @@ def _comparison(measured: Sequence[Arm], baseline: Arm | None) -> list[str]:
 
 
 def _ratio(against: Spread) -> str:
+    """The ratio with its range. A direction is claimed only of enough repeats that all agree on it (a sign test)."""
     if against.n == 1:
-        return times(against.median)
+        return f"{times(against.median)} from one pair, which says nothing about the spread: no difference is shown"
     text = f"{times(against.median)} in the median of {against.n} paired repeats"
     text += f", from {times(against.low)} to {times(against.high)}"
-    return text + (", so no difference is shown" if against.low <= 1 <= against.high else "")
+    if against.low <= 1 <= against.high:
+        return f"{text}, so no difference is shown"
+    if against.n < FEWEST_PAIRED_REPEATS:
+        return f"{text}; with fewer than {FEWEST_PAIRED_REPEATS} no difference is shown to be more than chance"
+    return f"{text}, all on one side of 1 (of two equal arms: once in {2 ** (against.n - 1):,})"
 
 
 def _first_token(arm: Arm, baseline: Arm) -> str:
@@ -83,8 +95,17 @@ def _sweep(measured: Sequence[Arm]) -> list[str]:
         best = min(timed, key=lambda pair: pair[0])
         sentences.append(f"Shortest TTFT p95 at {best[1].series}: {number(best[0])} ms.")
     first, second = fastest.spread("gen_tok_s"), slowest.spread("gen_tok_s")
-    if first and second and first.n > 1 and second.n > 1 and first.low <= second.high:
-        sentences.append("The ranges of the first two over their repeats overlap, so no difference is shown.")
+    if first and second and fastest is not slowest:
+        fewest = min(first.n, second.n)
+        if fewest == 1:
+            sentences.append("One run an arm says nothing about the spread: no difference is shown.")
+        elif first.low <= second.high:
+            sentences.append("The ranges of the fastest and the slowest arm overlap, so no difference is shown.")
+        elif fewest < FEWEST_PAIRED_REPEATS:
+            sentences.append(
+                f"With fewer than {FEWEST_PAIRED_REPEATS} repeats no difference is shown to be more than chance, "
+                "although the ranges of the fastest and the slowest arm do not overlap."
+            )
     return sentences
 
 

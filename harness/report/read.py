@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 
 from harness import manifest
@@ -106,10 +107,25 @@ def _table(name: str, folder: Path, notes: list[str]) -> pd.DataFrame:
             raise ValueError("it has no run_id")
         if missing:
             notes.append(f"{path.name} comes from another version: without {', '.join(missing)}, taken as unknown")
-        return conform(name, frame[[c for c in frame.columns if c in known]])
+        return _finite(conform(name, frame[[c for c in frame.columns if c in known]]), path.name, notes)
     except (OSError, ValueError, KeyError, TypeError) as error:  # pyarrow's errors are ValueErrors and OSErrors
         notes.append(f"{path.name} cannot be read ({_first_line(error)}): the sections made of it are left out")
         return empty_table(name)
+
+
+def _finite(frame: pd.DataFrame, file: str, notes: list[str]) -> pd.DataFrame:
+    """``frame`` with infinities and the like taken as unknown: nothing can be drawn or compared with them."""
+    bad = {
+        name: wrong
+        for name in frame.columns
+        if frame[name].dtype == "Float64"
+        and (wrong := ~np.isfinite(frame[name].to_numpy(dtype=np.float64, na_value=0.0))).any()
+    }
+    if not bad:
+        return frame
+    shown = ", ".join([*bad][:4]) + (f" and {len(bad) - 4} more columns" if len(bad) > 4 else "")
+    notes.append(f"{file} holds values that are no finite numbers, taken as unknown: {shown}")
+    return frame.assign(**{name: frame[name].mask(wrong) for name, wrong in bad.items()})
 
 
 def _jobs(directory: Path, notes: list[str]) -> tuple[JobState, ...]:

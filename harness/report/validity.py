@@ -11,11 +11,14 @@ from harness.tables import MIN_P99_SAMPLES
 
 
 def validity_notes(results: Results, arms: Sequence[Arm]) -> list[str]:
-    """Failed runs, token mismatches, unequal workloads, a late sender, few samples, no repeats; [] if all is well."""
+    """Failed runs, token mismatches, unequal workloads, arms of mixed runs, a late sender, few samples, no repeats;
+    [] if all is well."""
     return [
         *_bad_runs(results),
         *_other_tokens(arms),
         *_unequal_workloads(arms),
+        *_mixed_configs(results, arms),
+        *_double_repeats(arms),
         *_late_sender(arms),
         *_few_samples(arms),
         *_no_repeats(arms),
@@ -53,6 +56,25 @@ def _unequal_workloads(arms: Sequence[Arm]) -> list[str]:
                 f"The arms{where} were not given the same requests (workload_hash differs): do not compare them."
             )
     return lines
+
+
+def _mixed_configs(results: Results, arms: Sequence[Arm]) -> list[str]:
+    environment = results.tables["environment"]
+    rows = environment[environment["key"] == "identity.config_hash"]
+    config_of = dict(zip(rows["run_id"], rows["value"], strict=True))
+    mixed = [a for a in arms if len({config_of[r] for r in a.runs["run_id"] if r in config_of}) > 1]
+    if not mixed:
+        return []
+    return [
+        f"Runs with different configs (config_hash) are in one arm: {_names(mixed)}. They are no repeats of each other."
+    ]
+
+
+def _double_repeats(arms: Sequence[Arm]) -> list[str]:
+    double = [a for a in arms if a.runs["repeat"].dropna().duplicated().any()]
+    if not double:
+        return []
+    return [f"The same repeat is there more than once: {_names(double)}. Ratios to and of such arms are not paired."]
 
 
 def _late_sender(arms: Sequence[Arm]) -> list[str]:

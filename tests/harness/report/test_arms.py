@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
+import pandas as pd
 import pytest
 
 from harness.report.arms import Spread, baseline_of, by_facet, group_arms, ratio
 from harness.report.config_diff import DECLARED, DERIVED, ENGINE_ONLY, OTHER, config_differences
+from harness.report.headline import _ratio as ratio_in_words
 from harness.report.headline import headlines
+from harness.report.html import write_report
 from harness.report.quantity import UNKNOWN, memory, number, times
 from harness.report.read import read_results
 from harness.report.validity import validity_notes
@@ -141,6 +145,67 @@ def test_headlines_hold_the_numbers_of_the_table(engines_dir: Path, numeric_dir:
     assert "equal the reference's" in headlines(arms)[-1]
     assert "Highest throughput at max_batch_tokens = 1024" in headlines(group_arms(read_results(numeric_dir)))[0]
     assert headlines(group_arms(read_results(single_dir)))[0].startswith("ours generated")
+
+
+def test_equal_arms_with_few_repeats_show_no_difference() -> None:
+    rng = np.random.default_rng(0)
+    for n in (1, 2, 3, 4):
+        for _ in range(100):
+            ratios = rng.normal(100, 5, n) / rng.normal(100, 5, n)
+            spread = Spread.of(ratios)
+            assert spread is not None
+            assert "no difference is shown" in ratio_in_words(spread)
+
+
+def test_a_difference_needs_five_repeats_on_one_side() -> None:
+    assert "no difference" not in ratio_in_words(Spread(1.2, 1.1, 1.3, 5))
+    assert "once in 16" in ratio_in_words(Spread(1.2, 1.1, 1.3, 5))
+    assert "no difference" in ratio_in_words(Spread(1.2, 0.9, 1.3, 50))
+
+
+def test_headlines_of_one_run_an_arm_say_that_it_shows_no_spread(
+    tmp_path: Path, record_maker: Callable, writer: Callable, numeric_dir: Path, single_dir: Path
+) -> None:
+    records = [record_maker(f"r{v}", arm=v, variable="engine.x", workload="w", speed=v) for v in (1, 4)]
+    said = headlines(group_arms(read_results(writer(tmp_path, records))))
+    assert "One run an arm says nothing about the spread: no difference is shown." in said
+    assert "one run says nothing about the spread" in headlines(group_arms(read_results(single_dir)))[0]
+    two = " ".join(headlines(group_arms(read_results(numeric_dir))))
+    assert "With fewer than 5 repeats no difference is shown" in two
+    assert "first two" not in two
+
+
+def test_an_arm_of_other_configs_or_of_one_repeat_twice_is_a_warning(
+    tmp_path: Path, record_maker: Callable, writer: Callable
+) -> None:
+    records = []
+    for value in (32, 64):
+        for digest in ("aaaaaaaa", "bbbbbbbb"):
+            identity = {"variable": "engine.x", "workload": "w", "repeat": 0, "config_hash": f"{digest}{value}"}
+            records.append(record_maker(f"{value}{digest}", arm=value, **identity))
+    results = read_results(writer(tmp_path / "mixed", records))
+    text = "\n".join(validity_notes(results, group_arms(results)))
+    assert "different configs (config_hash) are in one arm: x = 32, x = 64" in text
+    assert "The same repeat is there more than once: x = 32, x = 64" in text
+    results = read_results(writer(tmp_path / "clean", records[::2]))
+    text = "\n".join(validity_notes(results, group_arms(results)))
+    assert "config_hash" not in text
+    assert "same repeat" not in text
+
+
+def test_infinite_values_are_unknown_and_said_so(tmp_path: Path, record_maker: Callable, writer: Callable) -> None:
+    folder = writer(tmp_path, [record_maker(f"r{v}", arm=v, variable="engine.x", workload="w") for v in (1, 2)])
+    path = folder / "runs.parquet"
+    frame = pd.read_parquet(path)
+    for name in frame.columns:
+        if frame[name].dtype.kind == "f":
+            frame[name] = np.inf
+    frame.to_parquet(path)
+    results = read_results(folder)
+    assert results.runs["gen_tok_s"].isna().all()
+    assert any("runs.parquet holds values that are no finite numbers" in note for note in results.notes)
+    assert "no rate is known" in headlines(group_arms(results))[0]
+    assert write_report(folder).is_file()
 
 
 def test_nothing_measured_is_said(tmp_path: Path, record_maker: Callable, writer: Callable) -> None:
