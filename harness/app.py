@@ -7,7 +7,9 @@ once, errors in it become one line with the nearest right name, and only then Hy
 from __future__ import annotations
 
 import os
+import signal
 import sys
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,21 +17,20 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import hydra
-from hydra.core.config_loader import ConfigLoader
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
-from hydra.core.object_type import ObjectType
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from harness import manifest, store
-from harness.config import check, plain, unknown_keys
+from harness.config import check, group_options, plain, unknown_keys
 from harness.errors import explain_config_error, one_line, unknown_key
 from harness.job import Job, run_job
-from harness.sweep import arm, combine_jobs, failed_lines, match_summary
+from harness.sweep import arm, check_unused, combine_jobs, failed_lines, kept_line, match_summary
 from workloads.build import check_sources
 
 CONFIG_PATH = "pkg://sweeps"
@@ -55,25 +56,33 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run ``cb-bench`` and return its exit code: 0 ok, 1 a run failed, 2 wrong command or config, 130 interrupted."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     full_error = os.environ.get("HYDRA_FULL_ERROR") == "1"
+    plan: Plan | None = None
     try:
-        with _hydra_raises():
+        with _hydra_raises(), _terminated_as_interrupted():
             if any(a.split("=", 1)[0] in _SHOWING for a in arguments):
                 _hydra_main(arguments)
                 return 0
             plan = make_plan(arguments)
+            _prepare(plan.directory)
             try:
                 _hydra_main(plan.arguments)
             finally:
                 code = _close(plan)
             return code
     except KeyboardInterrupt:
-        print("cb-bench: interrupted; what was measured so far is kept", file=sys.stderr)
+        kept = kept_line(plan.directory) if plan else "nothing had begun"
+        print(f"cb-bench: interrupted; {kept}", file=sys.stderr)
         return EXIT_INTERRUPTED
     except (HydraException, OmegaConfBaseException, ValueError) as error:
         if full_error:
             raise
-        print(f"cb-bench: {_explain(error)}", file=sys.stderr)
+        print(f"cb-bench: {_explain(error, arguments)}", file=sys.stderr)
         return EXIT_USAGE
+    except OSError as error:  # a full disk, a folder that was taken away: found while running
+        if full_error:
+            raise
+        print(f"cb-bench: {one_line(error)}; results could not be written completely", file=sys.stderr)
+        return EXIT_FAILED
 
 
 def make_plan(arguments: Sequence[str]) -> Plan:
@@ -87,10 +96,7 @@ def make_plan(arguments: Sequence[str]) -> Plan:
         loader = GlobalHydra.instance().config_loader()
         parsed = OverridesParser.create(config_loader=loader).parse_overrides(list(overrides))
         swept = [o for o in parsed if o.is_sweep_override()]
-        first = [
-            f"{o.get_key_element()}={next(iter(o.sweep_string_iterator()))}" if o.is_sweep_override() else text
-            for o, text in zip(parsed, overrides, strict=True)
-        ]
+        first = [_first_value(o) for o in parsed]
         config = loader.load_configuration(CONFIG_NAME, [*first, *_own_configs(flags)], run_mode=RunMode.RUN)
     values = plain(config)
     if unknown := unknown_keys(config):
@@ -108,6 +114,9 @@ def make_plan(arguments: Sequence[str]) -> Plan:
         if variable:
             added.append(f"experiment.variable='{variable}'")
             OmegaConf.update(config, "experiment.variable", variable)
+    if multirun and (fixed := [o.key_or_group for o in parsed if not o.is_sweep_override()]):
+        # Names of job folders say what differs between them; Hydra's own setting carries the rest to its workers.
+        added.append("hydra.job.config.override_dirname.exclude_keys=[" + ",".join(f"'{k}'" for k in fixed) + "]")
     key = "hydra.sweep.dir" if multirun else "hydra.run.dir"
     directory = Path(OmegaConf.select(config, key)).absolute()
     added.append(f"{key}='{directory}'")
@@ -129,6 +138,29 @@ def split_arguments(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
         else:
             overrides.append(argument)
     return overrides, flags
+
+
+def _first_value(override: Override) -> str:
+    """The override itself, or with the first of its values if it has several."""
+    if not override.is_sweep_override():
+        return str(override.input_line)
+    return f"{override.get_key_element()}={next(iter(override.sweep_string_iterator()))}"
+
+
+def _prepare(directory: Path) -> None:
+    """Make the folder of results.
+
+    Raises:
+        ValueError: it cannot be made, or holds results already.
+    """
+    check_unused(directory)
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(
+            f"cannot make the folder of results {directory} ({error.strerror}): set results_dir to a folder that can "
+            "be written"
+        ) from error
 
 
 @hydra.main(version_base="1.3", config_path=CONFIG_PATH, config_name=CONFIG_NAME)
@@ -165,11 +197,16 @@ def _hydra_main(arguments: Sequence[str]) -> None:
 def _close(plan: Plan) -> int:
     """Join, report and show what was measured; the paths come last. Returns the exit code."""
     jobs = manifest.latest(plan.directory)
-    if plan.multirun and jobs:
-        combine_jobs(plan.directory, plan.reference_engine)
     failed = failed_lines(plan.directory)
+    if plan.multirun and jobs:
+        try:
+            combine_jobs(plan.directory, plan.reference_engine)
+        except OSError as error:
+            failed.append(f"the jobs' tables could not be joined ({one_line(error)}): each is in its own folder")
     code = EXIT_FAILED if failed or not jobs else 0
     if not store.is_result(plan.directory):
+        for line in failed:
+            print(f"cb-bench: {line}", file=sys.stderr)
         return code
     from harness.report.console import print_summary
     from harness.report.html import write_report
@@ -212,6 +249,19 @@ def _hydra_raises() -> Iterator[None]:
 
 
 @contextmanager
+def _terminated_as_interrupted() -> Iterator[None]:
+    """Treat SIGTERM (a batch system's end of a job) like Ctrl-C; only the main thread may set handlers."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+@contextmanager
 def _initialised() -> Iterator[None]:
     """Hydra's global state for composing."""
     with hydra.initialize_config_module("sweeps", version_base="1.3", job_name="cb-bench"):
@@ -232,19 +282,26 @@ def _own_configs(flags: Sequence[str]) -> list[str]:
     return []
 
 
-def _explain(error: BaseException) -> str:
+def _explain(error: BaseException, arguments: Sequence[str]) -> str:
     if isinstance(error, ValueError) and not isinstance(error, OmegaConfBaseException):
         return one_line(error)
     with _initialised():
         loader = GlobalHydra.instance().config_loader()
-        keys = _keys(plain(loader.load_configuration(CONFIG_NAME, [], run_mode=RunMode.RUN)))
-        return explain_config_error(error, _options(loader), keys)
+        options = group_options(loader)
+        return explain_config_error(error, options, _chosen_keys(arguments, tuple(options)))
 
 
-def _options(loader: ConfigLoader) -> dict[str, list[str]]:
-    """Config groups of ours and what each offers, schemas left out."""
-    groups = [g for g in loader.get_group_options("", ObjectType.GROUP) if g != "hydra"]
-    return {g: [o for o in loader.get_group_options(g) if not o.endswith("_schema")] for g in groups}
+def _chosen_keys(arguments: Sequence[str], groups: Sequence[str]) -> list[str]:
+    """Keys of the config with the groups that ``arguments`` choose; of the default one if that is what is wrong."""
+    overrides, flags = split_arguments(arguments)
+    loader = GlobalHydra.instance().config_loader()
+    try:
+        chosen = [t for t in overrides if t.split("=", 1)[0].split("@")[0].lstrip("+~") in groups]
+        first = [_first_value(o) for o in OverridesParser.create(config_loader=loader).parse_overrides(chosen)]
+        config = loader.load_configuration(CONFIG_NAME, [*first, *_own_configs(flags)], run_mode=RunMode.RUN)
+    except (HydraException, OmegaConfBaseException, ValueError):
+        config = loader.load_configuration(CONFIG_NAME, [], run_mode=RunMode.RUN)
+    return _keys(OmegaConf.to_container(config, resolve=False))
 
 
 def _keys(values: object, prefix: str = "") -> list[str]:
@@ -252,5 +309,6 @@ def _keys(values: object, prefix: str = "") -> list[str]:
         return [prefix]
     found = [prefix] if prefix else []
     for key, value in values.items():
-        found += _keys(value, f"{prefix}.{key}" if prefix else str(key))
+        if prefix or key != "hydra":
+            found += _keys(value, f"{prefix}.{key}" if prefix else str(key))
     return found

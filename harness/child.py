@@ -9,15 +9,18 @@ import gc
 import json
 import os
 import random
+import signal
 import sys
 import threading
 import time
 import traceback
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from harness.clock import Clock, RealClock
+from harness.driver import Drive, drive
 from harness.errors import one_line
 from harness.record import ConfigValue, Outcome, RunRecord
 from harness.recorder import Recorder
@@ -55,9 +58,11 @@ def main(argv: list[str] | None = None) -> int:
     """Entry point of the child; returns its exit code (errors are reported over the pipe and leave code 1)."""
     spec_path, descriptor = argv if argv is not None else sys.argv[1:]
     report = Report(int(descriptor))
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # an ignored one would be inherited
     try:
         spec = json.loads(Path(spec_path).read_text())
         record = measure(spec, report, RealClock())
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # nothing is left to interrupt but the writing of what is there
         report.phase("writing")
         from harness.metrics import compute_tables
         from harness.store import write_result
@@ -70,8 +75,9 @@ def main(argv: list[str] | None = None) -> int:
         return 0
     except Exception as error:
         text = traceback.format_exc()
-        print(text, file=sys.stderr, flush=True)
         report.send(error=one_line(error), traceback=text, status="failed")
+        with suppress(OSError):  # the log is on the disk that may be full
+            print(text, file=sys.stderr, flush=True)
         return 1
 
 
@@ -86,7 +92,6 @@ def measure(spec: Mapping[str, Any], report: Report, clock: Clock) -> RunRecord:
     """
     from harness.backends import GenerationSettings, create
     from harness.config import engine_settings
-    from harness.driver import drive
     from harness.telemetry import Telemetry
 
     identity, settings = dict(spec["identity"]), spec["measure"]
@@ -151,7 +156,7 @@ def measure(spec: Mapping[str, Any], report: Report, clock: Clock) -> RunRecord:
         memory=memory | peaks,
         telemetry=telemetry.samples(result.t_start_ns),
     )
-    _judge(record, result.timed_out, settings["timeout_s"])
+    _judge(record, result, settings["timeout_s"])
     return record
 
 
@@ -305,15 +310,17 @@ def _environment(spec: Mapping[str, Any], loaded: Any, device: str, workload: Wo
     return facts | {"workload.spec": dict(workload.spec), "workload.prompt_tokens": workload.prompt_tokens}
 
 
-def _judge(record: RunRecord, timed_out: bool, timeout_s: float) -> None:
-    """Set the run's status: a run without a single answered request is a failed one."""
+def _judge(record: RunRecord, result: Drive, timeout_s: float) -> None:
+    """Set the run's status: an interrupted run, or one without a single answered request, is a failed one."""
     bad = [r for r in record.requests if not r.outcome.ok]
-    if timed_out:
-        still_open = sum(r.outcome is Outcome.UNFINISHED for r in bad)
+    still_open = sum(r.outcome is Outcome.UNFINISHED for r in bad)
+    unfinished = f"{still_open} of {len(record.requests)} requests unfinished"
+    if result.interrupted:
+        record.status = "failed"
+        record.error = f"interrupted: {unfinished}"
+    elif result.timed_out:
         record.status = "timeout"
-        record.error = (
-            f"{still_open} of {len(record.requests)} requests unfinished after measure.timeout_s={timeout_s:g}"
-        )
+        record.error = f"{unfinished} after measure.timeout_s={timeout_s:g}"
     elif len(bad) == len(record.requests):
         cause = next((r.error for r in bad if r.error), None) or bad[0].outcome.value
         record.status = "failed"

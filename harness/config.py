@@ -10,11 +10,14 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any
 
+from hydra.core.config_loader import ConfigLoader
 from hydra.core.config_store import ConfigStore
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.object_type import ObjectType
 from omegaconf import MISSING, DictConfig, OmegaConf
 
 from harness.backends.generation import GenerationSettings
@@ -146,9 +149,15 @@ def config_hash(config: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(measured, sort_keys=True, default=str).encode()).hexdigest()[:8]
 
 
-def overrides_slug(overrides: list[str], limit: int = 100) -> str:
-    """Overrides as part of a directory name, for example ``engine=ours,workload=staged-``; "" if there are none."""
-    shown = [o.lstrip("+~") for o in overrides if not o.lstrip("+~").startswith(("experiment", "results_dir", "hydra"))]
+def overrides_slug(overrides: list[str], fixed: Collection[str] = (), limit: int = 100) -> str:
+    """Overrides as part of a directory name, for example ``engine=ours,workload=staged-``; "" if there are none.
+
+    Args:
+        fixed: keys that are the same in every job, which are left out.
+    """
+    shown = [o.lstrip("+~") for o in overrides]
+    shown = [o for o in shown if not o.startswith(("experiment", "results_dir", "hydra"))]
+    shown = [o for o in shown if o.split("=", 1)[0] not in fixed]
     slug = re.sub(r"[^\w.=,+-]+", "_", ",".join(shown))
     return f"{slug[:limit]}-" if slug else ""
 
@@ -161,6 +170,12 @@ def sweep_name(experiment: Mapping[str, Any]) -> str:
 def engine_settings(engine: Mapping[str, Any]) -> dict[str, Any]:
     """What the user set of an engine, for its backend: no name, no nulls."""
     return {key: value for key, value in engine.items() if key != "name" and value is not None}
+
+
+def group_options(loader: ConfigLoader) -> dict[str, list[str]]:
+    """Config groups of ours and what each offers, schemas left out."""
+    groups = [g for g in loader.get_group_options("", ObjectType.GROUP) if g != "hydra"]
+    return {g: [o for o in loader.get_group_options(g) if not o.endswith("_schema")] for g in groups}
 
 
 def unknown_keys(config: DictConfig) -> list[str]:
@@ -213,6 +228,7 @@ def register() -> None:
         store.store(group=group, name=name, node=schema)
     OmegaConf.register_new_resolver("config_hash", _resolve_config_hash, replace=True)
     OmegaConf.register_new_resolver("overrides_slug", _resolve_overrides_slug, replace=True)
+    OmegaConf.register_new_resolver("config_groups", _resolve_config_groups, replace=True)
     OmegaConf.register_new_resolver("sweep_name", _resolve_sweep_name, replace=True)
 
 
@@ -231,7 +247,14 @@ def _resolve_config_hash(*, _root_: DictConfig) -> str:
 
 
 def _resolve_overrides_slug(*, _root_: DictConfig) -> str:
-    return overrides_slug(list(_root_.hydra.overrides.task))
+    hydra = _root_.hydra
+    return overrides_slug(list(hydra.overrides.task), tuple(hydra.job.config.override_dirname.exclude_keys))
+
+
+def _resolve_config_groups() -> str:
+    """For the help text; Hydra's own list shows the schemas too, which nobody can choose."""
+    options = group_options(GlobalHydra.instance().config_loader())
+    return "\n".join(f"{group}: {', '.join(sorted(names))}" for group, names in sorted(options.items()))
 
 
 def _resolve_sweep_name(*, _root_: DictConfig) -> str:

@@ -21,17 +21,19 @@ from workloads.workload import Workload
 
 @dataclass(frozen=True, slots=True)
 class Drive:
-    """Outcome of :func:`drive`: start of the schedule, last observed end (or the moment of giving up)."""
+    """Outcome of :func:`drive`: start of the schedule, last observed end (or the moment of giving up), and why it
+    gave up if it did."""
 
     t_start_ns: int
     t_end_ns: int
     timed_out: bool
+    interrupted: bool = False
 
 
 def drive(workload: Workload, backend: Backend, recorder: Recorder, clock: Clock, timeout_s: float) -> Drive:
-    """Run ``workload`` on a warmed-up backend and return when all requests ended or ``timeout_s`` passed.
+    """Run ``workload`` on a warmed-up backend and return when all requests ended, ``timeout_s`` passed or Ctrl-C came.
 
-    Requests still open at the timeout keep the outcome UNFINISHED, with the tokens they had. The backend is started
+    Requests still open then keep the outcome UNFINISHED, with the tokens they had. The backend is started
     and told about the end of input here; stopping it is the caller's business.
 
     Raises:
@@ -39,17 +41,20 @@ def drive(workload: Workload, backend: Backend, recorder: Recorder, clock: Clock
     """
     backend.start(recorder)
     sender = _Sender(workload, backend, recorder, clock)
+    interrupted = False
     sender.start()
     try:
         # The wait is on real threads, so its limit is real time even under a fake clock.
         finished = sender.wait(timeout_s)
+    except KeyboardInterrupt:  # what was observed so far is worth keeping; the caller ends the run
+        finished, interrupted = False, True
     finally:
         sender.cancel()
     if sender.failure is not None:
         raise sender.failure
     ends = [r.t_done_ns for r in recorder.records() if r.t_done_ns is not None]
     t_end_ns = max(ends) if finished and ends else clock.now_ns()
-    return Drive(sender.t_start_ns, t_end_ns, timed_out=not finished)
+    return Drive(sender.t_start_ns, t_end_ns, timed_out=not finished and not interrupted, interrupted=interrupted)
 
 
 class _Sender(threading.Thread):

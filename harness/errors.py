@@ -93,6 +93,8 @@ def _missing_option(error: MissingConfigException, options: dict[str, list[str]]
 
 def unknown_key(key: str, keys: Sequence[str]) -> str:
     """One line for a config key that does not exist, with the nearest that does."""
+    if key in keys:
+        return f"unknown config key {key!r}: only some of the choices of this sweep have it."
     guess = nearest(key, keys)
     if guess is None:  # a right last part under a wrong parent, or the other way round
         leaf = key.rpartition(".")[2]

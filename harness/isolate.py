@@ -8,6 +8,7 @@ while measuring, ``{"error": …, "status": …}`` if it gives up. Its stdout an
 from __future__ import annotations
 
 import json
+import math
 import os
 import selectors
 import signal
@@ -15,6 +16,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +26,9 @@ from harness.errors import RunFailed
 WRITING_LIMIT_S = 300.0
 MEASURING_GRACE_S = 30.0
 """What the child gets beyond ``measure.timeout_s`` to notice its own timeout and wind down."""
+
+INTERRUPT_GRACE_S = 10.0
+"""What an interrupted child gets to write down what it measured so far."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +55,7 @@ def run_isolated(spec: Path, log: Path, limits: Limits, on_message: Callable[[Ma
 
     Raises:
         RunFailed: the child reported an error, crashed, was killed or exceeded a limit; the cause says which.
-        KeyboardInterrupt: after the child was ended.
+        KeyboardInterrupt: after the child was ended; one that was measuring had time to write what it had.
     """
     read_end, write_end = os.pipe()
     with log.open("ab") as log_file:
@@ -67,7 +72,12 @@ def run_isolated(spec: Path, log: Path, limits: Limits, on_message: Callable[[Ma
     watch = _Watch(limits, on_message)
     try:
         with open(read_end, "rb", buffering=0) as pipe:
-            watch.follow(pipe)
+            try:
+                watch.follow(pipe)
+            except KeyboardInterrupt:
+                if watch.phase in ("measuring", "writing"):
+                    _let_finish(child, watch, pipe)
+                raise
         code = child.wait(timeout=10.0)
     except subprocess.TimeoutExpired as error:
         raise RunFailed("the measured process closed its report but did not exit within 10 s") from error
@@ -88,12 +98,13 @@ class _Watch:
         self._limits = limits
         self._on_message = on_message
         self._phase_began = time.monotonic()
+        self._pending = b""
         self.phase = "starting"
         self.failure: RunFailed | None = None
 
-    def follow(self, pipe: Any) -> None:
-        """Return at the end of the pipe; raise RunFailed when a phase takes too long."""
-        pending = b""
+    def follow(self, pipe: Any, longest_s: float = math.inf) -> None:
+        """Return at the end of the pipe or after ``longest_s``; raise RunFailed when a phase takes too long."""
+        give_up = time.monotonic() + longest_s
         with selectors.DefaultSelector() as selector:
             selector.register(pipe, selectors.EVENT_READ)
             while True:
@@ -101,12 +112,14 @@ class _Watch:
                 left_s = limit_s - (time.monotonic() - self._phase_began)
                 if left_s <= 0:
                     raise RunFailed(f"still {self.phase} after {limit_s:g} s; ended", status="timeout")
-                if not selector.select(left_s):
+                if not selector.select(min(left_s, max(0.0, give_up - time.monotonic()))):
+                    if time.monotonic() >= give_up:
+                        return
                     continue
                 data = pipe.read(65536)
                 if not data:
                     return
-                *lines, pending = (pending + data).split(b"\n")
+                *lines, self._pending = (self._pending + data).split(b"\n")
                 for line in lines:
                     self._take(json.loads(line))
 
@@ -127,6 +140,14 @@ def _child_environment() -> dict[str, str]:
     environment["PYTHONFAULTHANDLER"] = "1"  # a segmentation fault leaves its stack in the log
     environment.setdefault("TOKENIZERS_PARALLELISM", "false")
     return environment
+
+
+def _let_finish(child: subprocess.Popen[bytes], watch: _Watch, pipe: Any) -> None:
+    """Pass the interrupt on and follow the child while it writes its tables; another Ctrl-C ends the patience."""
+    # A message may have been torn by the interrupt; it must not turn into an error of its own.
+    with suppress(RunFailed, ValueError):
+        child.send_signal(signal.SIGINT)
+        watch.follow(pipe, INTERRUPT_GRACE_S)
 
 
 def _end(child: subprocess.Popen[bytes]) -> None:

@@ -1,15 +1,17 @@
 """One job: a composed config becomes one or more isolated runs, each ending in tables with a row of its own.
 
 Nothing raised in a run leaves this module (except Ctrl-C): a failed run is a row with its error, so that a launcher
-goes on to the next job.
+goes on to the next job. On a full disk the row may not be possible; then a line on stderr says so.
 """
 
 from __future__ import annotations
 
 import json
 import shutil
+import sys
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -38,7 +40,7 @@ class Job:
         overrides: command-line overrides that made this config.
         number: index within the sweep; None for a single run.
         arm: value of the experiment's variable in this job; None for a single run.
-        stamp: when the run or sweep was started, part of the run ids.
+        stamp: when this job was started (UTC, ``YYYYmmddTHHMMSS``), part of its run ids.
     """
 
     config: Mapping[str, Any]
@@ -88,29 +90,52 @@ def run_job(job: Job) -> str:
     Raises:
         KeyboardInterrupt: after the interrupted run's row was written.
     """
-    job.directory.mkdir(parents=True, exist_ok=True)
-    _note(job, "running")
-    states: list[tuple[str, str | None]] = []
     directories: list[Path] = []
     try:
-        check(job.config)
-        repeats = job.config["measure"]["repeats"]
-        for repeat in range(repeats):
-            directory = job.directory if repeats == 1 else job.directory / f"repeat-{repeat}"
-            directories.append(directory)
-            states.append(_run_once(job, repeat, directory))
-        if repeats > 1:
-            store.write_result(job.directory, store.combine(directories))
+        job.directory.mkdir(parents=True, exist_ok=True)
+        _note(job, "running")
+        state, cause = _run_repeats(job, directories)
     except KeyboardInterrupt:
-        _note(job, "interrupted", "interrupted by Ctrl-C")
+        _keep(job, "what its repeats measured", lambda: _combine_repeats(job, directories))
+        _keep(job, "its state", lambda: _note(job, "interrupted", "interrupted by Ctrl-C"))
         raise
     except Exception as error:  # a launcher must see a state, not an exception
-        _log(job.directory, traceback.format_exc())
-        _write_failed_row(job, 0, job.directory, RunFailed(one_line(error)))
-        states.append(("failed", one_line(error)))
-    state, error_text = next((s for s in states if s[0] != "ok"), ("ok", None))
-    _note(job, state, error_text)
+        state, cause = "failed", one_line(error)
+        _write_failed_row(job, 0, job.directory, RunFailed(cause, traceback.format_exc()))
+    if not _keep(job, "its state", lambda: _note(job, state, cause)):
+        return "failed"
     return state
+
+
+def _run_repeats(job: Job, directories: list[Path]) -> tuple[str, str | None]:
+    """Measure one repeat after the other, each in a folder that is added to ``directories``; the first bad state."""
+    check(job.config)
+    repeats = job.config["measure"]["repeats"]
+    states = []
+    for repeat in range(repeats):
+        directory = job.directory if repeats == 1 else job.directory / f"repeat-{repeat}"
+        directories.append(directory)
+        states.append(_run_once(job, repeat, directory))
+    _combine_repeats(job, directories)
+    return next((s for s in states if s[0] != "ok"), ("ok", None))
+
+
+def _combine_repeats(job: Job, directories: Sequence[Path]) -> None:
+    """Join the tables of the repeats that left any; nothing to do for a job that is one run."""
+    complete = [d for d in directories if d != job.directory and store.is_result(d)]
+    if complete:
+        store.write_result(job.directory, store.combine(complete))
+
+
+def _keep(job: Job, what: str, write: Callable[[], None]) -> bool:
+    """Call ``write``; if the disk refuses (full, read-only), say on stderr what was lost. Whether it was written."""
+    try:
+        write()
+    except OSError as error:
+        with suppress(OSError):
+            print(f"cb-bench: {job.title}: {what} could not be written: {one_line(error)}", file=sys.stderr)
+        return False
+    return True
 
 
 def _run_once(job: Job, repeat: int, directory: Path) -> tuple[str, str | None]:
@@ -119,11 +144,12 @@ def _run_once(job: Job, repeat: int, directory: Path) -> tuple[str, str | None]:
     directory.mkdir(parents=True, exist_ok=True)
     spec = directory / SPEC_FILE
     spec.write_text(json.dumps(_specification(job, repeat, directory), indent=1))
-    written = False
+    written, ended = False, 0
 
     def on_message(message: Mapping[str, Any]) -> None:
-        nonlocal written
-        written = written or bool(message.get("written"))
+        nonlocal written, ended
+        written = written or bool(message.get("written")) or message.get("phase") == "done"
+        ended = message.get("ended", ended)
         display.update(message)
 
     with JobDisplay(title) as display:
@@ -137,8 +163,11 @@ def _run_once(job: Job, repeat: int, directory: Path) -> tuple[str, str | None]:
             display.finish(f"{failure.status}: {failure.cause} (log: {directory / LOG_FILE})")
             return failure.status, failure.cause
         except KeyboardInterrupt:
-            _write_failed_row(job, repeat, directory, RunFailed("interrupted by Ctrl-C"))
-            display.finish("interrupted")
+            if not written:
+                _write_failed_row(job, repeat, directory, RunFailed("interrupted by Ctrl-C"))
+            display.finish(
+                f"interrupted after {ended} requests" if written else "interrupted, nothing kept of this run"
+            )
             raise
         display.finish(_headline(directory))
     return "ok", None
@@ -160,8 +189,14 @@ def _command_line(overrides: Sequence[str]) -> list[str]:
 
 
 def _write_failed_row(job: Job, repeat: int, directory: Path, failure: RunFailed) -> None:
+    """The tables of a run that left none, with its cause; said on stderr if even they cannot be written."""
+    _keep(job, f"the row of its failure ({failure.cause})", lambda: _try_failed_row(job, repeat, directory, failure))
+
+
+def _try_failed_row(job: Job, repeat: int, directory: Path, failure: RunFailed) -> None:
     if failure.detail:
-        _log(directory, failure.detail, only_if_absent=True)
+        with suppress(OSError):  # the row says what matters most
+            _log(directory, failure.detail)
     for partial in directory.glob(".partial-*"):  # of a child that was ended while writing
         shutil.rmtree(partial, ignore_errors=True)
     record = RunRecord(
@@ -173,10 +208,11 @@ def _write_failed_row(job: Job, repeat: int, directory: Path, failure: RunFailed
     store.write_result(directory, compute_tables(record))
 
 
-def _log(directory: Path, text: str, only_if_absent: bool = False) -> None:
+def _log(directory: Path, text: str) -> None:
+    """Add ``text`` to the run's log unless it is there already."""
     path = directory / LOG_FILE
     known = path.read_text(errors="replace") if path.is_file() else ""
-    if not (only_if_absent and text.strip() in known):
+    if text.strip() not in known:
         with path.open("a") as log:
             log.write(text.rstrip() + "\n")
 

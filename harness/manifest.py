@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from collections.abc import Sequence
@@ -39,11 +40,19 @@ def now() -> str:
 
 
 def append(directory: Path, state: JobState) -> None:
-    """Add a line; one ``write`` on a file opened for appending, so that parallel jobs do not mix their lines."""
-    line = json.dumps(asdict(state)) + "\n"
-    descriptor = os.open(directory / FILE, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+    """Add a line; one ``write`` on a file opened for appending, so that parallel jobs do not mix their lines.
+
+    Raises:
+        OSError: it could not be written, or only in part (a full disk).
+    """
+    line = (json.dumps(asdict(state)) + "\n").encode()
+    descriptor = os.open(directory / FILE, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
     try:
-        os.write(descriptor, line.encode())
+        size = os.fstat(descriptor).st_size
+        if size and os.pread(descriptor, 1, size - 1) != b"\n":  # a line was cut off: this one must not be lost with it
+            line = b"\n" + line
+        if os.write(descriptor, line) < len(line):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(directory / FILE))
     finally:
         os.close(descriptor)
 

@@ -10,6 +10,7 @@ import pandas as pd
 
 from harness import manifest, store
 from harness.metrics import tokens_equal
+from harness.record import Outcome
 
 
 def arm(config: Mapping[str, Any], choices: Mapping[str, str | None], variable: str | None) -> str | None:
@@ -34,6 +35,35 @@ def _value(config: Mapping[str, Any], choices: Mapping[str, str | None], name: s
             raise ValueError(f"experiment.variable {name!r} is neither a config group nor a key of the config")
         value = value[part]
     return "null" if value is None else str(value)
+
+
+def check_unused(directory: Path) -> None:
+    """Refuse a folder that another command wrote to: its runs would be taken for repeats of the new ones.
+
+    Raises:
+        ValueError: ``directory`` holds a manifest with jobs; says which and what to do.
+    """
+    jobs = manifest.latest(directory)
+    if jobs:
+        first = " ".join(jobs[0].overrides) or "no overrides"
+        n = f"{len(jobs)} job{'s' if len(jobs) > 1 else ''}"
+        raise ValueError(
+            f"{directory} already holds {n} of another command (the first with {first}, {jobs[0].time}): name a new "
+            "folder, or move this one away"
+        )
+
+
+def kept_line(root: Path) -> str:
+    """What an interrupted run or sweep left in ``root``, in words."""
+    ended_well = sum(s.state == "ok" for s in manifest.latest(root))
+    if not store.is_result(root):
+        return "nothing was measured"
+    requests = store.read_result(root, ("requests",))["requests"]
+    answered = int((requests["outcome"] != Outcome.UNFINISHED.value).sum())
+    if not answered:
+        return "no request had ended, so no measurement is left"
+    jobs = f"{ended_well} complete job{'s' if ended_well != 1 else ''} and " if ended_well else ""
+    return f"{jobs}in all {answered} of {len(requests)} requests are in the tables of {root}"
 
 
 def combine_jobs(root: Path, reference_engine: str | None) -> dict[str, pd.DataFrame] | None:

@@ -21,16 +21,44 @@ SMALL = (
 )
 
 
+def environment() -> dict[str, str]:
+    values = os.environ | {"PYTHONPATH": str(PROJECT), "OMP_NUM_THREADS": "1"}
+    values.pop("HYDRA_FULL_ERROR", None)
+    return values
+
+
 @pytest.fixture
 def bench(tmp_path):
     """Run ``python -m harness ARGUMENTS`` and return its CompletedProcess; results are below ``tmp_path``."""
 
     def run(*arguments: str, small: bool = True) -> subprocess.CompletedProcess[str]:
-        environment = os.environ | {"PYTHONPATH": str(PROJECT), "OMP_NUM_THREADS": "1"}
-        environment.pop("HYDRA_FULL_ERROR", None)
         return subprocess.run(
             [sys.executable, "-m", "harness", *(SMALL if small else ()), *arguments],
-            cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=240, check=False,
+            cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=240, check=False,
         )  # fmt: skip
 
     return run
+
+
+@pytest.fixture
+def start_bench(tmp_path):
+    """Start ``python -m harness ARGUMENTS`` as ``bench`` does and return its Popen; killed after the test."""
+    started = []
+
+    def start(*arguments: str) -> subprocess.Popen[str]:
+        started.append(
+            subprocess.Popen(
+                [sys.executable, "-m", "harness", *SMALL, *arguments],
+                cwd=tmp_path,
+                env=environment(),
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+        )
+        return started[-1]
+
+    yield start
+    for process in started:
+        process.kill()
+        process.wait()

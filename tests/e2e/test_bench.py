@@ -1,6 +1,9 @@
 from __future__ import annotations
 
 import json
+import re
+import signal
+import time
 from pathlib import Path
 
 from harness import manifest
@@ -101,6 +104,43 @@ def test_a_run_out_of_time_keeps_what_it_measured(bench, tmp_path):
     assert outcomes["unfinished"] >= 3
     assert outcomes["ok_length"] >= 1
     assert run.n_ok == outcomes["ok_length"]
+
+
+def test_an_interrupted_run_keeps_the_requests_that_had_ended(start_bench, tmp_path):
+    process = start_bench("engine=ours_small", "arrival=constant", "arrival.rate=0.5")
+    give_up = time.monotonic() + 100
+    while not any("== measuring" in log.read_text() for log in tmp_path.glob("results/runs/*/run.log")):
+        assert time.monotonic() < give_up
+        assert process.poll() is None, process.stderr.read()
+        time.sleep(0.1)
+    time.sleep(3)  # of the requests due at 0, 2, … 10 s the first has ended, the last has not been sent
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 130
+    folder = only((tmp_path / "results" / "runs").iterdir())
+    tables = read_result(folder, ("runs", "requests"))
+    outcomes = list(tables["requests"]["outcome"])
+    assert (outcomes[0], outcomes[-1]) == ("ok_length", "unfinished")
+    ended = len(outcomes) - outcomes.count("unfinished")
+    assert f"cb-bench: interrupted; in all {ended} of 6 requests are in the tables of" in said
+    assert "Traceback" not in said
+    run = tables["runs"].iloc[0]
+    assert (run.status, run.error) == ("failed", f"interrupted: {6 - ended} of 6 requests unfinished")
+    assert [s.state for s in manifest.latest(folder)] == ["interrupted"]
+
+
+def test_a_second_sweep_is_not_pooled_into_the_first(bench, tmp_path):
+    sweep = ("-m", "engine=ours_small", "engine.max_batch_tokens=32,64", "hydra.sweep.dir=s")
+    assert bench(*sweep).returncode == 0
+    names = [s.job for s in manifest.latest(tmp_path / "s")]
+    assert [re.sub("[0-9a-f]{8}$", "HASH", name) for name in names] == [
+        "0-engine.max_batch_tokens=32-HASH",
+        "1-engine.max_batch_tokens=64-HASH",
+    ]
+    second = bench(*sweep, "engine.page_size=128")
+    assert second.returncode == 2
+    assert "already holds 2 jobs of another command" in second.stderr
+    assert len(read_result(tmp_path / "s", ("runs",))["runs"]) == 2
 
 
 def test_a_closed_loop_that_could_never_fill_a_wave_is_refused(bench, tmp_path):

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from pathlib import Path
 
 import pytest
 
+from harness import app, manifest
 from harness.app import main, make_plan, split_arguments
+from harness.manifest import JobState
 
 EXPERIMENTS = sorted(p.stem for p in Path(__file__).parents[2].glob("sweeps/experiment/*.yaml"))
 
@@ -29,6 +33,8 @@ def in_empty_folder(tmp_path, monkeypatch):
         ("engine=static engine.page_size=16", "unknown config key 'engine.page_size'"),
         ("engine.max_batch_tokens=abc", "bad value for engine.max_batch_tokens"),
         ("arrival=poison", "unknown arrival 'poison'. Did you mean 'poisson'?"),
+        ("workload=prompts_file workload.path=x workload.requests=4", "Did you mean 'workload.max_requests'?"),
+        ("-m engine=ours,static engine.page_size=16", "'engine.page_size': only some of the choices of this sweep"),
         ("+foo=1", "unknown config key 'foo'"),
         ("+engine.num_block=1", "Did you mean 'engine.num_blocks'?"),
         ("engine=ours,static", "'engine=ours,static' gives several values, which makes it a sweep: add -m"),
@@ -111,4 +117,57 @@ def test_show_config_and_help(capfd):
     with pytest.raises(SystemExit) as stop:
         main(["--help"])
     assert stop.value.code == 0
-    assert "cb-bench -m experiment=max_batch_tokens" in capfd.readouterr().out
+    shown = capfd.readouterr().out
+    assert "cb-bench -m experiment=max_batch_tokens" in shown
+    assert "engine: ours, ours_small, static" in shown
+    assert "_schema" not in shown
+
+
+def used(folder):
+    folder.mkdir()
+    manifest.append(folder, JobState("0-x", "h", ("engine=ours", "engine.page_size=256"), "ok", manifest.now()))
+    return folder
+
+
+@pytest.mark.parametrize(
+    "command", ["-m engine.page_size=128,64 hydra.sweep.dir=used", "engine=static hydra.run.dir=used"]
+)
+def test_a_folder_with_the_jobs_of_another_command_is_refused(command, capsys, in_empty_folder):
+    folder = used(in_empty_folder / "used")
+    assert main(command.split()) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert "already holds 1 job of another command (the first with engine=ours engine.page_size=256" in said
+    assert "name a new folder" in said
+    assert [p.name for p in folder.iterdir()] == ["manifest.jsonl"]
+
+
+def test_a_results_folder_that_cannot_be_made_is_one_line(capsys, in_empty_folder):
+    (in_empty_folder / "file").touch()
+    assert main(["engine=static", "results_dir=file"]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("cb-bench: cannot make the folder of results ")
+    assert said.count("\n") == 1
+
+
+def test_a_disk_that_fails_while_running_is_one_line(capsys, monkeypatch):
+    def full(arguments):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(app, "_hydra_main", full)
+    assert main(["engine=static"]) == 1
+    assert capsys.readouterr().err.startswith("cb-bench: OSError: [Errno 28] No space left on device; ")
+
+
+def test_only_what_is_swept_names_a_jobs_folder(in_empty_folder):
+    plan = make_plan(["-m", "engine=ours,static", "workload.requests=4", "measure=default"])
+    assert "hydra.job.config.override_dirname.exclude_keys=['workload.requests','measure']" in plan.arguments
+
+
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_says_what_is_left(sent, capsys, monkeypatch):
+    monkeypatch.setattr(app, "_hydra_main", lambda arguments: os.kill(os.getpid(), sent))
+    before = signal.getsignal(signal.SIGTERM)
+    assert main(["engine=static"]) == 130
+    assert capsys.readouterr().err == "cb-bench: interrupted; nothing was measured\n"
+    assert signal.getsignal(signal.SIGTERM) is before

@@ -33,6 +33,7 @@ def test_hash_covers_what_is_measured_and_nothing_else():
 def test_slug_is_a_directory_name():
     overrides = ["experiment=x", "engine=ours", "+engine.varlen_compile_config={mode: default}", "results_dir=/a/b"]
     assert config.overrides_slug(overrides) == "engine=ours,engine.varlen_compile_config=_mode_default_-"
+    assert config.overrides_slug(overrides, fixed=("engine.varlen_compile_config",)) == "engine=ours-"
     assert config.overrides_slug([]) == ""
     assert len(config.overrides_slug(["workload.path=" + "x" * 300])) == 101
 

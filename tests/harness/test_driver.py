@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import os
+import signal
 import threading
 import time
 
@@ -117,3 +119,20 @@ def test_real_clock_waits_and_can_be_cancelled():
     assert clock.now_ns() >= deadline
     cancelled.set()
     assert not clock.sleep_until(clock.now_ns() + 60_000_000_000, cancelled)
+
+
+def test_ctrl_c_keeps_what_was_observed(fakes):
+    clock = RealClock()
+    w = fakes.workload([0.0, 0.05, 1000.0])
+    recorder = Recorder(w)
+
+    class Interrupting(fakes.InstantBackend):
+        def submit(self, request):
+            super().submit(request)
+            if request.request_id == "r1":
+                os.kill(os.getpid(), signal.SIGINT)
+
+    result = drive(w, Interrupting(clock.now_ns), recorder, clock, timeout_s=20)
+    assert result.interrupted
+    assert not result.timed_out
+    assert [r.outcome for r in recorder.records()] == [Outcome.OK_LENGTH, Outcome.OK_LENGTH, Outcome.UNFINISHED]

@@ -88,6 +88,41 @@ def test_ctrl_c_ends_the_child(run, tmp_path):
         threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT)).start()
 
     with pytest.raises(KeyboardInterrupt):
-        run("print(os.getpid(), flush=True); send(phase='measuring'); time.sleep(60)", on_message=interrupt)
+        run("print(os.getpid(), flush=True); send(phase='warming up'); time.sleep(60)", on_message=interrupt)
+    with pytest.raises(ProcessLookupError):
+        os.kill(int((tmp_path / "run.log").read_text()), 0)
+
+
+def interrupt_when(phase, seen):
+    def on_message(message):
+        seen.append(message)
+        if message.get("phase") == phase:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    return on_message
+
+
+def test_ctrl_c_lets_a_measuring_child_write_what_it_has(run):
+    seen = []
+    program = (
+        "try:\n    send(phase='measuring'); time.sleep(60)\n"
+        "except KeyboardInterrupt:\n    send(phase='writing'); time.sleep(0.2)\n"
+        "    send(error='interrupted', written=True); sys.exit(1)"
+    )
+    with pytest.raises(KeyboardInterrupt):
+        run(program, on_message=interrupt_when("measuring", seen))
+    assert [m.get("phase") or m.get("written") for m in seen] == ["measuring", "writing", True]
+
+
+def test_a_child_that_ignores_ctrl_c_is_ended(run, tmp_path, monkeypatch):
+    monkeypatch.setattr(isolate, "INTERRUPT_GRACE_S", 0.5)
+    program = (
+        "signal.signal(signal.SIGINT, signal.SIG_IGN); print(os.getpid(), flush=True); send(phase='measuring'); "
+        "time.sleep(60)"
+    )
+    began = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        run(program, on_message=interrupt_when("measuring", []))
+    assert time.monotonic() - began < 20
     with pytest.raises(ProcessLookupError):
         os.kill(int((tmp_path / "run.log").read_text()), 0)

@@ -9,7 +9,7 @@ from harness import manifest, store
 from harness.manifest import JobState
 from harness.metrics import compute_tables
 from harness.record import Outcome, RequestRecord, RunRecord, TokenChunk
-from harness.sweep import arm, combine_jobs, failed_lines, match_summary
+from harness.sweep import arm, combine_jobs, failed_lines, kept_line, match_summary
 
 CONFIG = {"engine": {"name": "ours", "num_blocks": 8, "safety_margin": None}, "measure": {"seed": 3}}
 
@@ -81,3 +81,12 @@ def test_manifest_keeps_the_last_state_and_survives_a_torn_line(tmp_path):
     assert failed_lines(tmp_path) == ["failed: 0-x: no memory"]
     assert json.loads((tmp_path / "manifest.jsonl").read_text().splitlines()[0])["overrides"] == ["a=1"]
     assert manifest.latest(tmp_path / "none") == []
+    manifest.append(tmp_path, JobState("3-z", "h", (), "ok", manifest.now()))  # not lost with the torn one before it
+    assert [s.job for s in manifest.latest(tmp_path)] == ["0-x", "1-y", "3-z"]
+
+
+def test_what_an_interrupted_sweep_left(tmp_path):
+    assert kept_line(tmp_path) == "nothing was measured"
+    run(tmp_path, "0", "static", [1, 2])
+    combine_jobs(tmp_path, None)
+    assert kept_line(tmp_path) == f"1 complete job and in all 1 of 1 requests are in the tables of {tmp_path}"
