@@ -38,7 +38,7 @@ class ContinuousBatchingManager:
 
     Args:
         model: a transformers causal LM on one device. It is left exactly as it is.
-        generation_config: defaults of requests (transformers' GenerationConfig); copied.
+        generation_config: defaults of requests (transformers' GenerationConfig), copied; None = the model's own.
         continuous_batching_config: ours or transformers' ContinuousBatchingConfig; copied.
         workload_hints: what is known of the requests to come.
 
@@ -49,14 +49,15 @@ class ContinuousBatchingManager:
     def __init__(
         self,
         model: Any,
-        generation_config: Any,
+        generation_config: Any = None,
         continuous_batching_config: ContinuousBatchingConfig | Any | None = None,
         workload_hints: WorkloadHints | Any | None = None,
     ) -> None:
         self.shape = ModelShape.of(model)
         self.config = config = ContinuousBatchingConfig.adopt(continuous_batching_config)
         hints = WorkloadHints.adopt(workload_hints)
-        self.generation_config = generation_defaults(generation_config, {})
+        base = model.generation_config if generation_config is None else generation_config
+        self.generation_config = generation_defaults(base, {})
         self.resolved_config: ResolvedConfig = resolve(config, self.shape, hints, model.config._attn_implementation)
         for level, sentence in self.resolved_config.notes:
             logger.log(level, sentence)
