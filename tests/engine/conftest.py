@@ -39,7 +39,7 @@ class Steps:
     calls = 0
 
     def before_launch(self) -> None:
-        raise NotImplementedError
+        raise AssertionError("a subclass says what stands before a launch")
 
 
 class Gate(Steps):
