@@ -92,6 +92,7 @@ def measure(spec: Mapping[str, Any], report: Report, clock: Clock) -> RunRecord:
     """
     from harness.backends import GenerationSettings, create
     from harness.config import engine_settings
+    from harness.load import CpuReading, machine_load
     from harness.telemetry import Telemetry
 
     identity, settings = dict(spec["identity"]), spec["measure"]
@@ -131,9 +132,11 @@ def measure(spec: Mapping[str, Any], report: Report, clock: Clock) -> RunRecord:
         report.phase("measuring")
         ticker = _Ticker(report, recorder)
         telemetry.start()
+        cpu_before = CpuReading.now(clock)
         try:
             result = drive(workload, backend, recorder, clock, settings["timeout_s"])
         finally:
+            cpu_after = CpuReading.now(clock)
             ticker.stop()
             telemetry.stop()
         peaks = _peaks(device)
@@ -150,7 +153,7 @@ def measure(spec: Mapping[str, Any], report: Report, clock: Clock) -> RunRecord:
         load_s=load_s,
         warmup_s=warmup_s,
         config=[*config, *_harness_config(spec)],
-        environment=_environment(spec, loaded, device, workload),
+        environment=_environment(spec, loaded, device, workload) | machine_load(cpu_before, cpu_after, os.cpu_count()),
         steps=steps,
         counters=counters,
         memory=memory | peaks,

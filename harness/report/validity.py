@@ -6,19 +6,23 @@ from collections.abc import Sequence
 
 from harness.report.arms import Arm, by_facet
 from harness.report.quantity import number
-from harness.report.read import Results
+from harness.report.read import Results, decoded
 from harness.tables import MIN_P99_SAMPLES
+
+BUSY_SHARE = 0.25
+"""Share of the machine's cores that others may use while something is measured, before the report says so."""
 
 
 def validity_notes(results: Results, arms: Sequence[Arm]) -> list[str]:
-    """Failed runs, token mismatches, unequal workloads, arms of mixed runs, a late sender, few samples, no repeats;
-    [] if all is well."""
+    """Failed runs, token mismatches, unequal workloads, arms of mixed runs, a busy machine, a late sender, few
+    samples, no repeats; [] if all is well."""
     return [
         *_bad_runs(results),
         *_other_tokens(arms),
         *_unequal_workloads(arms),
         *_mixed_configs(results, arms),
         *_double_repeats(arms),
+        *_busy_machine(results, arms),
         *_late_sender(arms),
         *_few_samples(arms),
         *_no_repeats(arms),
@@ -75,6 +79,24 @@ def _double_repeats(arms: Sequence[Arm]) -> list[str]:
     if not double:
         return []
     return [f"The same repeat is there more than once: {_names(double)}. Ratios to and of such arms are not paired."]
+
+
+def _busy_machine(results: Results, arms: Sequence[Arm]) -> list[str]:
+    """Arms beside which others used more than a quarter of the machine, each with its worst run."""
+    environment = results.tables["environment"]
+    load: dict[str, dict[str, float]] = {}
+    for row in environment[environment["key"].str.startswith("load.")].dropna(subset="value").to_dict("records"):
+        if isinstance(value := decoded(row["value"]), int | float):
+            load.setdefault(row["run_id"], {})[row["key"].removeprefix("load.")] = value
+    busy = []
+    for arm in arms:
+        known = [load[r] for r in arm.measured["run_id"] if {"others_cores", "cores"} <= load.get(r, {}).keys()]
+        worst = max(known, key=lambda facts: facts["others_cores"], default=None)
+        if worst is not None and worst["others_cores"] > worst["cores"] * BUSY_SHARE:
+            average = worst.get("average_1min_start")
+            shown = "" if average is None else f", load {average:.1f} at the start"
+            busy.append(f"{arm.label} (others used {worst['others_cores']:.1f} of {worst['cores']:g} cores{shown})")
+    return [f"The machine was busy while this was measured: {', '.join(busy)}."] if busy else []
 
 
 def _late_sender(arms: Sequence[Arm]) -> list[str]:

@@ -254,3 +254,16 @@ def test_numbers(value: float | None, text: str) -> None:
 def test_memory() -> None:
     assert memory(512 * 2**20) == "512 MiB"
     assert memory(3 * 2**29) == "1.50 GiB"
+
+
+def test_a_busy_machine_is_said_of_the_arms_it_disturbed(
+    tmp_path: Path, record_maker: Callable, writer: Callable
+) -> None:
+    records = [record_maker("a", "static", arm="static"), record_maker("b", "ours", arm="ours")]
+    for record, others in zip(records, (0.4, 1.3), strict=True):
+        record.environment |= {"load.cores": 2, "load.others_cores": others, "load.average_1min_start": 3.21}
+    results = read_results(writer(tmp_path, records))
+    (note,) = [n for n in validity_notes(results, group_arms(results)) if "busy" in n]
+    assert note == (
+        "The machine was busy while this was measured: ours (others used 1.3 of 2 cores, load 3.2 at the start)."
+    )
