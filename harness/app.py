@@ -1,7 +1,7 @@
 """``cb-bench``: the command line. Hydra composes and fans out, this module explains errors and closes a run.
 
-Everything that can be wrong with a command is found before anything runs: the config of the first job is composed here
-once, errors in it become one line with the nearest right name, and only then Hydra's own entry point is called.
+Everything that can be wrong with a command is found before anything runs: the configs of all jobs are composed here
+once, errors in them become one line with the nearest right name, and only then Hydra's own entry point is called.
 """
 
 from __future__ import annotations
@@ -10,11 +10,12 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import hydra
 from hydra.core.global_hydra import GlobalHydra
@@ -27,11 +28,12 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from harness import manifest, store
-from harness.config import check, group_options, plain, unknown_keys
-from harness.errors import explain_config_error, one_line, unknown_key
+from harness.check import check_engines
+from harness.config import group_options, plain
+from harness.errors import explain_config_error, one_line
+from harness.expand import PlannedJob, check_files, checked, dotted_keys, expand
 from harness.job import Job, run_job
 from harness.sweep import arm, check_unused, combine_jobs, failed_lines, kept_line, match_summary
-from workloads.build import check_sources
 
 CONFIG_PATH = "pkg://sweeps"
 CONFIG_NAME = "config"
@@ -44,12 +46,19 @@ _WITH_VALUE = ("--cfg", "-c", "--package", "-p", "--config-path", "-cp", "--conf
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a command line comes to: run or sweep, where its results go, and its complete arguments for Hydra."""
+    """What a command line comes to: run or sweep, where its results go, and its complete arguments for Hydra.
+
+    Attributes:
+        configs: of every job that is known beforehand, the first one at least.
+        jobs: of a sweep, in order; () for a single run, and where a sweeper decides as it goes.
+    """
 
     multirun: bool
     directory: Path
     reference_engine: str | None
     arguments: tuple[str, ...]
+    configs: tuple[Mapping[str, Any], ...]
+    jobs: tuple[PlannedJob, ...] = ()
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -63,6 +72,8 @@ def main(argv: Sequence[str] | None = None) -> int:
                 _hydra_main(arguments)
                 return 0
             plan = make_plan(arguments)
+            check_unused(plan.directory)
+            check_engines(plan.configs)
             _prepare(plan.directory)
             try:
                 _hydra_main(plan.arguments)
@@ -86,7 +97,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def make_plan(arguments: Sequence[str]) -> Plan:
-    """Compose the first job of a command and find out what it will do.
+    """Compose all jobs of a command and find out what it will do.
 
     Raises:
         HydraException, OmegaConfBaseException, ValueError: something in it is wrong.
@@ -98,11 +109,7 @@ def make_plan(arguments: Sequence[str]) -> Plan:
         swept = [o for o in parsed if o.is_sweep_override()]
         first = [_first_value(o) for o in parsed]
         config = loader.load_configuration(CONFIG_NAME, [*first, *_own_configs(flags)], run_mode=RunMode.RUN)
-    values = plain(config)
-    if unknown := unknown_keys(config):
-        raise ValueError(unknown_key(unknown[0], [k for k in _keys(values) if k not in unknown]))
-    check(values)
-    check_sources(values["workload"], values["arrival"])
+    values = checked(config)
     experiment = values["experiment"]
     arm(values, config.hydra.runtime.choices, experiment["variable"])  # refuses a variable that does not exist
     multirun = config.hydra.mode == RunMode.MULTIRUN or any(f in ("-m", "--multirun") for f in flags)
@@ -122,9 +129,16 @@ def make_plan(arguments: Sequence[str]) -> Plan:
     added.append(f"{key}='{directory}'")
     if multirun and not any(f in ("-m", "--multirun") for f in flags):
         flags = ["-m", *flags]
+    jobs = None
+    if multirun:
+        with _initialised():
+            loader = GlobalHydra.instance().config_loader()
+            jobs = expand(loader, CONFIG_NAME, [*overrides, *added, *_own_configs(flags)])
+    configs = tuple(job.config for job in jobs) if jobs else (values,)
+    check_files(configs)
     # Sampled tokens differ between engines by right: nothing to compare then.
     reference = None if values["generation"]["do_sample"] else values["measure"]["reference_engine"]
-    return Plan(multirun, directory, reference, (*flags, *overrides, *added))
+    return Plan(multirun, directory, reference, (*flags, *overrides, *added), configs, tuple(jobs or ()))
 
 
 def split_arguments(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -151,9 +165,8 @@ def _prepare(directory: Path) -> None:
     """Make the folder of results.
 
     Raises:
-        ValueError: it cannot be made, or holds results already.
+        ValueError: it cannot be made.
     """
-    check_unused(directory)
     try:
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -301,14 +314,4 @@ def _chosen_keys(arguments: Sequence[str], groups: Sequence[str]) -> list[str]:
         config = loader.load_configuration(CONFIG_NAME, [*first, *_own_configs(flags)], run_mode=RunMode.RUN)
     except (HydraException, OmegaConfBaseException, ValueError):
         config = loader.load_configuration(CONFIG_NAME, [], run_mode=RunMode.RUN)
-    return _keys(OmegaConf.to_container(config, resolve=False))
-
-
-def _keys(values: object, prefix: str = "") -> list[str]:
-    if not isinstance(values, dict):
-        return [prefix]
-    found = [prefix] if prefix else []
-    for key, value in values.items():
-        if prefix or key != "hydra":
-            found += _keys(value, f"{prefix}.{key}" if prefix else str(key))
-    return found
+    return dotted_keys(OmegaConf.to_container(config, resolve=False))

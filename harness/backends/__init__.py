@@ -9,31 +9,31 @@ from harness.backends.base import Backend, TokenSink
 from harness.backends.generation import GenerationSettings
 from workloads.names import unknown_name
 
-__all__ = ["BACKENDS", "Backend", "GenerationSettings", "TokenSink", "create"]
-
-Factory = Callable[[Any, Mapping[str, Any], GenerationSettings], Backend]
+__all__ = ["BACKENDS", "Backend", "GenerationSettings", "TokenSink", "check", "create"]
 
 
 # Imported only when chosen: measuring one engine must not load another.
-def _ours(model: Any, settings: Mapping[str, Any], generation: GenerationSettings) -> Backend:
+def _ours() -> Any:
     from harness.backends.ours import OursBackend
 
-    return OursBackend.create(model, settings, generation)
+    return OursBackend
 
 
-def _transformers(model: Any, settings: Mapping[str, Any], generation: GenerationSettings) -> Backend:
+def _transformers() -> Any:
     from harness.backends.transformers import TransformersBackend
 
-    return TransformersBackend.create(model, settings, generation)
+    return TransformersBackend
 
 
-def _static(model: Any, settings: Mapping[str, Any], generation: GenerationSettings) -> Backend:
+def _static() -> Any:
     from harness.backends.static import StaticBackend
 
-    return StaticBackend.create(model, settings, generation)
+    return StaticBackend
 
 
-BACKENDS: Mapping[str, Factory] = {"ours": _ours, "transformers": _transformers, "static": _static}
+BACKENDS: Mapping[str, Callable[[], Any]] = {"ours": _ours, "transformers": _transformers, "static": _static}
+"""By name, how to get the class. It has ``create(model, settings, generation)`` and, needing no model,
+``configure(settings, generation)``."""
 
 
 def create(
@@ -53,8 +53,26 @@ def create(
     Raises:
         ValueError: unknown backend or setting (with the nearest right one), or a value the engine refuses.
     """
+    backend: Backend = _class(name).create(model, _given(engine_config), generation or GenerationSettings())
+    return backend
+
+
+def check(name: str, engine_config: Mapping[str, Any] | None, generation: GenerationSettings) -> None:
+    """Refuse settings that no model could make right; as :func:`create`, without a model.
+
+    Raises:
+        ValueError: as :func:`create`.
+    """
+    _class(name).configure(_given(engine_config), generation)
+
+
+def _class(name: str) -> Any:
     if name not in BACKENDS:
         raise unknown_name("engine", name, BACKENDS)
+    return BACKENDS[name]()
+
+
+def _given(engine_config: Mapping[str, Any] | None) -> dict[str, Any]:
     given = {key: value for key, value in (engine_config or {}).items() if value is not None}
     given.pop("attn_implementation", None)
-    return BACKENDS[name](model, given, generation or GenerationSettings())
+    return given

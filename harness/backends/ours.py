@@ -26,13 +26,18 @@ class OursBackend(ManagerBackend):
         Raises:
             ValueError: a setting that ``engine.ContinuousBatchingConfig`` does not have, or a value it refuses.
         """
-        config = continuous_config(cls.name, engine.ContinuousBatchingConfig, settings, generation)
+        config = cls.configure(settings, generation)
         manager = engine.init_continuous_batching(
             model,
             generation_config=generation_config(model, generation, no_eos=NO_EOS),
             continuous_batching_config=config,
         )
         return cls(model, manager, eos_ids(model, generation))
+
+    @classmethod
+    def configure(cls, settings: Mapping[str, Any], generation: GenerationSettings) -> Any:
+        """Its config object; raises ValueError as :meth:`create`."""
+        return continuous_config(cls.name, engine.ContinuousBatchingConfig, settings, generation)
 
     def _mark_start(self) -> None:
         self._manager.reset_counters()

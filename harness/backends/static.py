@@ -80,8 +80,13 @@ class StaticBackend:
     @classmethod
     def create(cls, model: Any, settings: Mapping[str, Any], generation: GenerationSettings) -> StaticBackend:
         """Raises ValueError for a setting it does not have or cannot use."""
+        return cls(model, cls.configure(settings, generation), generation, settings)
+
+    @classmethod
+    def configure(cls, settings: Mapping[str, Any], generation: GenerationSettings) -> StaticSettings:
+        """Its settings; raises ValueError as :meth:`create`."""
         check_settings(cls.name, settings, StaticSettings.__dataclass_fields__)
-        return cls(model, StaticSettings(**settings), generation, settings)
+        return StaticSettings(**settings)
 
     # -- Backend -------------------------------------------------------------------------------------------------
 

@@ -33,13 +33,18 @@ class TransformersBackend(ManagerBackend):
         Raises:
             ValueError: a setting that its ContinuousBatchingConfig does not have, or a value it refuses.
         """
-        from transformers.generation import ContinuousBatchingConfig
-
-        config = continuous_config(cls.name, ContinuousBatchingConfig, settings, generation)
+        config = cls.configure(settings, generation)
         manager = model.init_continuous_batching(
             generation_config=generation_config(model, generation, no_eos=NO_EOS), continuous_batching_config=config
         )
         return cls(model, manager, eos_ids(model, generation), settings)
+
+    @classmethod
+    def configure(cls, settings: Mapping[str, Any], generation: GenerationSettings) -> Any:
+        """Its config object; raises ValueError as :meth:`create`."""
+        from transformers.generation import ContinuousBatchingConfig
+
+        return continuous_config(cls.name, ContinuousBatchingConfig, settings, generation)
 
     def _prepare(self) -> None:
         self._manager.warmup()

@@ -6,6 +6,7 @@ or a hub id ``owner/name``; see :mod:`harness.models.sources`.
 
 from harness.models.load import load_model
 from harness.models.presets import DEMO_MODEL, preset_names
+from harness.models.sources import check_source
 from harness.models.spec import LoadedModel, ModelFacts, ModelLoadError, ModelOutOfMemoryError, ModelSpec
 
 __all__ = [
@@ -15,6 +16,7 @@ __all__ = [
     "ModelLoadError",
     "ModelOutOfMemoryError",
     "ModelSpec",
+    "check_source",
     "load_model",
     "preset_names",
 ]

@@ -51,21 +51,40 @@ def find_source(spec: ModelSpec) -> ModelSource:
     return source
 
 
+def check_source(spec: ModelSpec) -> None:
+    """Refuse a name behind which there is nothing, without asking the hub: what it has is known when it is asked.
+
+    Raises:
+        ModelLoadError: as :func:`find_source`.
+    """
+    if _hub_id(spec) is None:
+        find_source(spec)
+
+
+def _hub_id(spec: ModelSpec) -> str | None:
+    """The hub id that ``spec`` leads to; None if it is a local source or a mistake."""
+    if preset_folder(spec.name) is not None:
+        return None if spec.load_format == "dummy" else preset_hub_id(spec.name)
+    is_local = spec.name == DEMO_MODEL or _is_path(spec.name)
+    return spec.name if not is_local and spec.name.count("/") == 1 else None
+
+
+def _is_path(name: str) -> bool:
+    path = Path(name).expanduser()
+    return path.exists() or name.startswith((".", "/", "~")) or path.suffix == ".gguf"
+
+
 def _by_name(spec: ModelSpec) -> ModelSource:
-    dummy = spec.load_format == "dummy"
+    hub_id = _hub_id(spec)
+    if hub_id is not None:
+        return _from_hub(hub_id, spec)
     preset = preset_folder(spec.name)
     if preset is not None:
-        hub_id = preset_hub_id(spec.name)
-        if dummy or hub_id is None:
-            return ModelSource(f"preset {spec.name}, random weights, seed {spec.seed}", random=True, folder=preset)
-        return _from_hub(hub_id, spec)
+        return ModelSource(f"preset {spec.name}, random weights, seed {spec.seed}", random=True, folder=preset)
     if spec.name == DEMO_MODEL:
         return _local(demo_gguf(), spec)
-    path = Path(spec.name).expanduser()
-    if path.exists() or spec.name.startswith((".", "/", "~")) or path.suffix == ".gguf":
-        return _local(path, spec)
-    if spec.name.count("/") == 1:
-        return _from_hub(spec.name, spec)
+    if _is_path(spec.name):
+        return _local(Path(spec.name).expanduser(), spec)
     near = nearest_names(spec.name)
     hint = f"did you mean {' or '.join(near)}?" if near else f"presets: {', '.join((*preset_names(), DEMO_MODEL))}."
     raise ModelLoadError(

@@ -59,20 +59,20 @@ def test_sweep_compares_tokens_and_arms_get_the_same_requests(bench, tmp_path):
 
 def test_b19_a_failed_job_has_its_row_and_the_others_run(bench, tmp_path):
     """A cache too small on each side of a good job: three rows, two failed, each with its traceback in its own log."""
-    done = bench("-m", "engine=ours", "engine.page_size=4", "engine.num_blocks=1,32,0")
+    done = bench("-m", "engine=ours", "engine.page_size=4", "engine.num_blocks=1,32,2")
     assert done.returncode == 1
     assert "Traceback" not in done.stderr
     root = only((tmp_path / "results" / "sweeps" / "engine.num_blocks").iterdir())
     runs = read_result(root)["runs"]
     assert list(runs["status"]) == ["failed", "ok", "failed"]
-    assert list(runs["arm"]) == ["1", "32", "0"]
+    assert list(runs["arm"]) == ["1", "32", "2"]
     assert "num_blocks" in runs["error"][2]
     assert runs["error"].isna().tolist() == [False, True, False]
     assert runs["ttft_p50_ms"].isna().tolist() == [True, False, True]
     states = manifest.latest(root)
     assert [s.state for s in states] == ["failed", "ok", "failed"]
     assert [next(o for o in s.overrides if "num_blocks" in o) for s in states] == [
-        f"engine.num_blocks={n}" for n in (1, 32, 0)
+        f"engine.num_blocks={n}" for n in (1, 32, 2)
     ]  # fmt: skip
     for state, bad in zip(states, (True, False, True), strict=True):
         assert ("Traceback" in (root / state.job / "run.log").read_text()) is bad
@@ -148,6 +148,17 @@ def test_a_closed_loop_that_could_never_fill_a_wave_is_refused(bench, tmp_path):
     assert done.returncode == 1
     assert "can never fill in a closed loop of 2: set engine.wave to at most 2" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_value_an_engine_refuses_is_found_before_anything_runs(bench, tmp_path):
+    for wrong in ("engine.page_size=256,-4", "engine.scheduler_type=fifo,fifoo", "engine.safety_margin=0.5,1.5"):
+        done = bench("-m", "engine=ours", wrong, "hydra.sweep.dir=wrong")
+        setting, _, given = wrong.removeprefix("engine.").partition("=")
+        assert done.returncode == 2
+        assert done.stderr.startswith(f"cb-bench: engine ours: {setting} must be ")
+        assert given.partition(",")[2] in done.stderr
+        assert done.stderr.count("\n") == 1
+    assert not (tmp_path / "wrong").exists()
 
 
 def test_a_wrong_name_is_one_line_and_leaves_nothing(bench, tmp_path):

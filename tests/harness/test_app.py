@@ -43,6 +43,10 @@ def in_empty_folder(tmp_path, monkeypatch):
         ("experiment.variable=engine.blocks", "'engine.blocks' is neither a config group nor a key of the config"),
         ("workload.x", "cannot read the override 'workload.x'"),
         ("-m engine=ours,statik", "unknown engine 'statik'. Did you mean 'static'?"),
+        ("model.name=tiny-lama", "no model 'tiny-lama': did you mean tiny-llama"),
+        ("-m model.name=tiny-llama,./gone", "model.name='./gone' does not exist: give a folder with config.json"),
+        ("model=qwen3-4b model.load_format=dumy", "model.load_format='dumy' is not known"),
+        ("-m measure.repeats=1,0", "measure.repeats must be at least 1, got 0"),
         ("-m engine.num_blocks=1,many", "bad value for engine.num_blocks"),
     ],
 )
@@ -55,6 +59,20 @@ def test_wrong_names_and_values_are_one_line_and_write_nothing(command, expected
     assert err.count("\n") == 1
     assert not list(in_empty_folder.rglob("*.parquet"))
     assert not list(in_empty_folder.rglob("manifest.jsonl"))
+
+
+def test_a_plan_knows_every_job_and_its_folder(in_empty_folder):
+    plan = make_plan(["-m", "engine=ours,static", "measure.seed=3,4", "workload.requests=4"])
+    assert [job.name.rpartition("-")[0] for job in plan.jobs] == [
+        "0-engine=ours,measure.seed=3",
+        "1-engine=ours,measure.seed=4",
+        "2-engine=static,measure.seed=3",
+        "3-engine=static,measure.seed=4",
+    ]
+    assert plan.jobs[2].overrides == ("engine=static", "measure.seed=3", "workload.requests=4")
+    assert [(c["engine"]["name"], c["measure"]["seed"]) for c in plan.configs] == [
+        ("ours", 3), ("ours", 4), ("static", 3), ("static", 4),
+    ]  # fmt: skip
 
 
 def test_full_error_shows_the_exception(monkeypatch):

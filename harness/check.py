@@ -1,0 +1,70 @@
+"""Settings of engines checked before anything runs.
+
+Only the engines themselves know what their settings may be, and asking them loads torch, which the command line does
+without. So one short child process (``python -m harness.check``) judges all jobs of a command at once.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from harness.config import engine_settings
+from harness.errors import one_line
+
+_ANSWER = "checked: "  # what libraries print when they are imported must not be taken for it
+
+
+def check_engines(configs: Sequence[Mapping[str, Any]]) -> None:
+    """Refuse the first engine setting that its engine would refuse whatever the model.
+
+    Args:
+        configs: resolved configs of all jobs. If none sets anything of its engine, no process is started.
+
+    Raises:
+        ValueError: the setting, its value and what is allowed; or the check itself did not work.
+    """
+    asked = [{group: config[group] for group in ("engine", "generation")} for config in configs]
+    asked = [job for job in asked if engine_settings(job["engine"]).keys() - {"attn_implementation"}]
+    if not asked:
+        return
+    done = subprocess.run(
+        [sys.executable, "-m", "harness.check"], input=json.dumps(asked), capture_output=True, text=True, check=False
+    )
+    answers = [line.removeprefix(_ANSWER) for line in done.stdout.splitlines() if line.startswith(_ANSWER)]
+    if done.returncode != 0 or not answers:
+        last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+        raise ValueError(f"the settings of the engine could not be checked: {last}")
+    error = json.loads(answers[-1])
+    if error is not None:
+        raise ValueError(error)
+
+
+def first_error(jobs: Sequence[Mapping[str, Any]]) -> str | None:
+    """What is wrong with the first job that has something wrong, in one line. Loads torch.
+
+    Args:
+        jobs: for each its groups ``engine`` and ``generation`` as plain values.
+    """
+    from harness.backends import GenerationSettings, check
+
+    for job in jobs:
+        try:
+            check(job["engine"]["name"], engine_settings(job["engine"]), GenerationSettings(**job["generation"]))
+        except (ValueError, TypeError) as error:
+            name = job["engine"]["name"]
+            return f"engine {name}: {one_line(error)}"
+    return None
+
+
+def main() -> int:
+    """Read jobs as JSON from standard input, write the answer as JSON behind a mark of its own."""
+    print(_ANSWER + json.dumps(first_error(json.load(sys.stdin))))
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

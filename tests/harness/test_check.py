@@ -1,0 +1,38 @@
+"""The child's side of the check; that it is asked before a run is a test of the command line."""
+
+from __future__ import annotations
+
+import subprocess
+
+import pytest
+
+from harness.check import check_engines, first_error
+
+GREEDY = {"do_sample": False, "temperature": None, "top_k": None, "top_p": None, "seed": None, "ignore_eos": True}
+
+
+def job(name, **settings):
+    return {"engine": {"name": name, "attn_implementation": "sdpa", **settings}, "generation": GREEDY}
+
+
+@pytest.mark.parametrize(
+    "wrong, expected",
+    [
+        (job("ours", page_size=-4), "engine ours: page_size must be an integer >= 4, got -4"),
+        (job("ours", scheduler_type="fifoo"), "scheduler_type must be one of fifo, prefill_first, got 'fifoo'"),
+        (job("ours", safety_margin=1.5), "safety_margin must be a number >= 0 and <= 1 or None, got 1.5"),
+        (job("static", wave=0), "engine static: engine.wave is 0: give at least 1 request"),
+    ],
+)
+def test_the_first_wrong_setting(wrong, expected):
+    assert expected in first_error([job("static", wave=None), job("ours", page_size=16), wrong])
+
+
+def test_nothing_wrong_and_nothing_to_ask(monkeypatch):
+    assert first_error([job("static", wave=2), job("ours"), job("transformers", page_size=16)]) is None
+
+    def run(*args, **kwargs):
+        raise AssertionError("a process was started although no engine has a setting")
+
+    monkeypatch.setattr(subprocess, "run", run)
+    check_engines([job("ours", page_size=None), job("static")])
