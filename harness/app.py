@@ -7,6 +7,7 @@ once, errors in them become one line with the nearest right name, and only then 
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 import threading
@@ -29,10 +30,11 @@ from omegaconf.errors import OmegaConfBaseException
 
 from harness import manifest, store
 from harness.check import check_engines
-from harness.config import group_options, plain
+from harness.config import config_hash, group_options, plain
 from harness.errors import explain_config_error, one_line
 from harness.expand import PlannedJob, check_files, checked, dotted_keys, expand
 from harness.job import Job, run_job
+from harness.manifest import JobState
 from harness.sweep import arm, check_unused, combine_jobs, failed_lines, kept_line, match_summary
 
 CONFIG_PATH = "pkg://sweeps"
@@ -74,7 +76,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             plan = make_plan(arguments)
             check_unused(plan.directory)
             check_engines(plan.configs)
-            _prepare(plan.directory)
+            _prepare(plan)
             try:
                 _hydra_main(plan.arguments)
             finally:
@@ -103,6 +105,7 @@ def make_plan(arguments: Sequence[str]) -> Plan:
         HydraException, OmegaConfBaseException, ValueError: something in it is wrong.
     """
     overrides, flags = split_arguments(arguments)
+    _refuse_mistaken(arguments)
     with _initialised():
         loader = GlobalHydra.instance().config_loader()
         parsed = OverridesParser.create(config_loader=loader).parse_overrides(list(overrides))
@@ -154,6 +157,22 @@ def split_arguments(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     return overrides, flags
 
 
+def _refuse_mistaken(arguments: Sequence[str]) -> None:
+    """Answer what newcomers try and what Hydra would answer by its own rules.
+
+    Raises:
+        ValueError: says what to write instead.
+    """
+    for argument in arguments:
+        key, _, value = argument.partition("=")
+        if key.lstrip("+-") == "resume":
+            raise ValueError("there is no resume yet: start what is missing as a new run or sweep")
+        if key == "model" and ("/" in value or value.endswith(".gguf")):
+            raise ValueError(
+                f"model= chooses a shipped preset; for a folder, a .gguf file or a hub id write model.name={value}"
+            )
+
+
 def _first_value(override: Override) -> str:
     """The override itself, or with the first of its values if it has several."""
     if not override.is_sweep_override():
@@ -161,14 +180,18 @@ def _first_value(override: Override) -> str:
     return f"{override.get_key_element()}={next(iter(override.sweep_string_iterator()))}"
 
 
-def _prepare(directory: Path) -> None:
-    """Make the folder of results.
+def _prepare(plan: Plan) -> None:
+    """Make the folder of results and note the jobs of a sweep in its manifest, so that none is forgotten.
 
     Raises:
         ValueError: it cannot be made.
     """
+    directory = plan.directory
     try:
         directory.mkdir(parents=True, exist_ok=True)
+        for job in plan.jobs:
+            state = JobState(job.name, config_hash(job.config), job.overrides, "planned", manifest.now())
+            manifest.append(directory, state)
     except OSError as error:
         raise ValueError(
             f"cannot make the folder of results {directory} ({error.strerror}): set results_dir to a folder that can "
@@ -301,7 +324,30 @@ def _explain(error: BaseException, arguments: Sequence[str]) -> str:
     with _initialised():
         loader = GlobalHydra.instance().config_loader()
         options = group_options(loader)
-        return explain_config_error(error, options, _chosen_keys(arguments, tuple(options)))
+        line = explain_config_error(error, options, _chosen_keys(arguments, tuple(options)))
+        return _name_owners(line, options)
+
+
+def _name_owners(line: str, options: Mapping[str, Sequence[str]]) -> str:
+    """``line``; if it is about a key that other choices of its group have, it names those choices."""
+    found = re.fullmatch(r"unknown config key '(\w+)\.(\w+)'\..*", line)
+    if found is None or found[1] not in options:
+        return line
+    group, name = found[1], found[2]
+    loader = GlobalHydra.instance().config_loader()
+    owners = []
+    for option in options[group]:
+        try:
+            config = loader.load_configuration(CONFIG_NAME, [f"{group}={option}"], run_mode=RunMode.RUN)
+        except (HydraException, OmegaConfBaseException):  # one that needs more than its name
+            continue
+        if OmegaConf.is_config(config[group]) and name in config[group]:
+            owners.append(f"{group}={option}")
+    if not owners:
+        return line
+    # A near name in the same group may be what was meant; one elsewhere is not.
+    head = line if f"'{group}." in line.partition("Did you mean")[2] else f"unknown config key '{group}.{name}'."
+    return f"{head} The chosen {group} has no {name}; add {' or '.join(owners[:4])}."
 
 
 def _chosen_keys(arguments: Sequence[str], groups: Sequence[str]) -> list[str]:

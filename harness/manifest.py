@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -21,7 +22,7 @@ class JobState:
         job: directory of the job, relative to the manifest ("." for a single run).
         config_hash: hash over everything that can change its measurement.
         overrides: command-line overrides of this job.
-        state: running, ok, failed, timeout or interrupted.
+        state: planned, running, ok, failed, timeout or interrupted.
         time: UTC, ISO 8601.
         error: one line, if it did not end well.
     """
@@ -73,6 +74,15 @@ def latest(directory: Path) -> list[JobState]:
     return list(states.values())
 
 
+def tally(states: Sequence[JobState]) -> str:
+    """Jobs by how they ended, in words: ``1 of 4 measured, 1 interrupted, 2 not started``."""
+    words = {"timeout": "out of time", "planned": "not started", "running": "ended without a word"}
+    counts = Counter(s.state for s in states if s.state != "ok")
+    parts = [f"{sum(s.state == 'ok' for s in states)} of {len(states)} measured"]
+    order = ("failed", "timeout", "interrupted", "running", "planned")
+    return ", ".join([*parts, *(f"{counts[state]} {words.get(state, state)}" for state in order if counts[state])])
+
+
 def failures(states: Sequence[JobState]) -> list[JobState]:
-    """Those that are not ok; "running" counts, since nobody runs any more when this is asked."""
-    return [s for s in states if s.state != "ok"]
+    """Those that began and are not ok; "running" counts, since nobody runs any more when this is asked."""
+    return [s for s in states if s.state not in ("ok", "planned")]

@@ -55,15 +55,19 @@ def check_unused(directory: Path) -> None:
 
 def kept_line(root: Path) -> str:
     """What an interrupted run or sweep left in ``root``, in words."""
-    ended_well = sum(s.state == "ok" for s in manifest.latest(root))
+    jobs = [s for s in manifest.latest(root) if s.job != "."]
+    counted = f"{manifest.tally(jobs)}; " if jobs else ""
+    return counted + _kept_requests(root)
+
+
+def _kept_requests(root: Path) -> str:
     if not store.is_result(root):
         return "nothing was measured"
     requests = store.read_result(root, ("requests",))["requests"]
     answered = int((requests["outcome"] != Outcome.UNFINISHED.value).sum())
     if not answered:
         return "no request had ended, so no measurement is left"
-    jobs = f"{ended_well} complete job{'s' if ended_well != 1 else ''} and " if ended_well else ""
-    return f"{jobs}in all {answered} of {len(requests)} requests are in the tables of {root}"
+    return f"in all {answered} of {len(requests)} requests are in the tables of {root}"
 
 
 def combine_jobs(root: Path, reference_engine: str | None) -> dict[str, pd.DataFrame] | None:
@@ -117,6 +121,8 @@ def match_summary(runs: pd.DataFrame, reference_engine: str | None) -> list[str]
 
 
 def failed_lines(root: Path) -> list[str]:
-    """One line a job that did not end well."""
-    states: Sequence[manifest.JobState] = manifest.failures(manifest.latest(root))
-    return [f"{s.state}: {'run' if s.job == '.' else s.job}: {s.error or 'did not end'}" for s in states]
+    """One line a job that did not end well, and one if some were not started."""
+    known = manifest.latest(root)
+    states: Sequence[manifest.JobState] = manifest.failures(known)
+    left = [manifest.tally(known)] if any(s.state == "planned" for s in known) else []
+    return left + [f"{s.state}: {'run' if s.job == '.' else s.job}: {s.error or 'did not end'}" for s in states]

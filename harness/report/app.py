@@ -17,13 +17,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="cb-report", description="Print the summary of a run or sweep and write its HTML report and plots."
     )
-    parser.add_argument("directory", type=Path, help="a run folder, or the root folder of a sweep")
+    parser.add_argument("directory", type=Path, nargs="+", help="a run folder, or the root folder of a sweep")
     parser.add_argument("--no-html", action="store_true", help="print the table only, write nothing")
     args = parser.parse_args(argv)
     try:
-        print_summary(args.directory)
+        if len(args.directory) > 1:
+            raise ResultsError("name one folder; comparing two is not there yet")
+        (directory,) = args.directory
+        print_summary(directory)
         if not args.no_html:
-            print(write_report(args.directory))
+            print(write_report(directory))
     except (ResultsError, OSError) as error:
         print(f"cb-report: {error}", file=sys.stderr)
         return 2

@@ -21,6 +21,7 @@ from harness.report.results_table import MEMORY_HEADINGS, METRIC_HEADINGS, resul
 from harness.report.validity import validity_notes
 
 FILE = "report.html"
+_STAMP = re.compile(r"\d{8}T\d{6}-")  # run ids begin with the time of their job
 _TIMELINES = 6  # runs shown over time: the first repeat of so many arms
 
 
@@ -70,6 +71,9 @@ def _head(title: str, results: Results, arms: Sequence[Arm]) -> str:
         for name in ("model", "workload", "device", "variable")
     ]
     facts_line = [f"{name} {escape(value)}" for name, value in described if value]
+    if days := sorted({str(r)[:8] for r in runs["run_id"] if _STAMP.match(str(r))}):
+        dates = [f"{day[:4]}-{day[4:6]}-{day[6:]}" for day in (days[0], days[-1])]
+        facts_line.insert(0, "measured " + " to ".join(dict.fromkeys(dates)) + " (UTC)")
     n = len(runs)
     facts_line.append(f"{n} run{'s' if n != 1 else ''} in {len(arms)} arm{'s' if len(arms) != 1 else ''}")
     parts.append(f'<p class="soft">{" · ".join(facts_line)}</p>')

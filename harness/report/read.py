@@ -77,12 +77,21 @@ def read_results(directory: Path) -> Results:
 def _folders(directory: Path, notes: list[str]) -> list[Path]:
     if (directory / "runs.parquet").is_file():
         return [directory]
+    if not (directory / manifest.FILE).is_file() and (apart := _results_below(directory)):
+        shown = ", ".join(str(p) for p in apart[:5]) + (f" and {len(apart) - 5} more" if len(apart) > 5 else "")
+        raise ResultsError(f"{directory} is not one run or sweep but holds {len(apart)}: name one of {shown}")
     below = sorted(path.parent for path in directory.glob("*/runs.parquet"))
     below += sorted(path.parent for path in directory.glob("*/*/runs.parquet"))
     if not below:
         raise ResultsError(f"{directory} holds no results: no runs.parquet in it or in the folders below it")
     notes.append(f"the sweep was not joined (was it interrupted?): read from its {len(below)} run folders")
     return below
+
+
+def _results_below(directory: Path) -> list[Path]:
+    """Runs and sweeps of commands of their own, each with a manifest: below results/sweeps/NAME, or results."""
+    found = (path.parent for depth in ("*", "*/*", "*/*/*") for path in directory.glob(f"{depth}/{manifest.FILE}"))
+    return sorted(found)
 
 
 def _joined(name: str, folders: Sequence[Path], notes: list[str]) -> pd.DataFrame:

@@ -40,6 +40,17 @@ MEMORY_HEADINGS = {
 _GATE_HEADS = ["<th>same tokens</th>", "<th>requests ok</th>", "<th>runs ok</th>"]
 
 
+_GATES = {
+    "ratio": "generated tokens/s of the arm over those of the baseline, repeat by repeat where both have the same "
+    "repeats, else of the two medians.",
+    "same tokens": "whether the token ids of every request equal those of the reference engine; unknown if they were "
+    "not compared.",
+    "requests ok": "requests that ended by the end-of-sequence token or at their cap with at least one token, of all "
+    "requests of all runs.",
+    "runs ok": "runs that ended well, of all; only they enter numbers.",
+}
+
+
 def results_table(results: Results, arms: Sequence[Arm]) -> str:
     """One table a facet, then what its columns mean."""
     peak = memory_metric(results.runs)
@@ -151,4 +162,9 @@ def _definitions(shown: dict[str, str]) -> str:
             ("one e2e [ms]", "requests", "e2e_ms"),
         )
     ]
-    return details("What the columns mean", f"<dl>{''.join(entries + per_request)}</dl>")
+    times = [
+        f"<dt>{name} [s]</dt><dd><code>{name}_s</code>: {escape(column('requests', f'{name}_s').definition)}.</dd>"
+        for name in ("t_sched", "t_submit", "t_admit", "t_first", "t_last", "t_done")
+    ]
+    gates = [f"<dt>{heading}</dt><dd>{escape(text)}</dd>" for heading, text in _GATES.items()]
+    return details("What the columns mean", f"<dl>{''.join(entries + gates + per_request + times)}</dl>")

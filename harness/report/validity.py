@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
+from harness import manifest
 from harness.report.arms import Arm, by_facet
 from harness.report.quantity import number
 from harness.report.read import Results, decoded
@@ -13,9 +14,16 @@ BUSY_SHARE = 0.25
 """Share of the machine's cores that others may use while something is measured, before the report says so."""
 
 
-def validity_notes(results: Results, arms: Sequence[Arm]) -> list[str]:
+PERCENTILES = {"ttft_p99_ms": "TTFT", "itl_p99_ms": "ITL"}
+
+
+def validity_notes(results: Results, arms: Sequence[Arm], percentiles: Mapping[str, str] = PERCENTILES) -> list[str]:
     """Failed runs, token mismatches, unequal workloads, arms of mixed runs, a busy machine, a late sender, few
-    samples, no repeats; [] if all is well."""
+    samples, no repeats; [] if all is well.
+
+    Args:
+        percentiles: the 99th percentiles that are shown, with their names.
+    """
     return [
         *_bad_runs(results),
         *_other_tokens(arms),
@@ -24,7 +32,7 @@ def validity_notes(results: Results, arms: Sequence[Arm]) -> list[str]:
         *_double_repeats(arms),
         *_busy_machine(results, arms),
         *_late_sender(arms),
-        *_few_samples(arms),
+        *_few_samples(arms, percentiles),
         *_no_repeats(arms),
     ]
 
@@ -34,8 +42,14 @@ def _names(arms: Sequence[Arm]) -> str:
 
 
 def _bad_runs(results: Results) -> list[str]:
+    lines = []
+    jobs = [job for job in results.jobs if job.job != "."]
+    if any(job.state in ("interrupted", "planned") for job in jobs):
+        lines.append(f"The sweep was not finished: {manifest.tally(jobs)}. Only what was measured enters a number.")
     bad = int((results.runs["status"] != "ok").sum())
-    return [f"{bad} of {len(results.runs)} runs did not end well: they enter no number."] if bad else []
+    if bad:
+        lines.append(f"{bad} of {len(results.runs)} runs did not end well: they enter no number.")
+    return lines
 
 
 def _other_tokens(arms: Sequence[Arm]) -> list[str]:
@@ -110,10 +124,11 @@ def _late_sender(arms: Sequence[Arm]) -> list[str]:
     return [f"The sender was late, p99 above max(1 ms, 2 % of the median TTFT): {', '.join(late)}."]
 
 
-def _few_samples(arms: Sequence[Arm]) -> list[str]:
-    metrics = {"TTFT": "ttft_p99_ms", "ITL": "itl_p99_ms"}
+def _few_samples(arms: Sequence[Arm], percentiles: Mapping[str, str]) -> list[str]:
     few = [
-        name for name, metric in metrics.items() if any(a.spread(metric) and a.has_few_samples(metric) for a in arms)
+        name
+        for metric, name in percentiles.items()
+        if any(a.spread(metric) and a.has_few_samples(metric) for a in arms)
     ]
     if not few:
         return []

@@ -9,6 +9,9 @@ from harness import manifest, store
 from harness.manifest import JobState
 from harness.metrics import compute_tables
 from harness.record import Outcome, RequestRecord, RunRecord, TokenChunk
+from harness.report.arms import group_arms
+from harness.report.read import read_results
+from harness.report.validity import validity_notes
 from harness.sweep import arm, combine_jobs, failed_lines, kept_line, match_summary
 
 CONFIG = {"engine": {"name": "ours", "num_blocks": 8, "safety_margin": None}, "measure": {"seed": 3}}
@@ -89,4 +92,19 @@ def test_what_an_interrupted_sweep_left(tmp_path):
     assert kept_line(tmp_path) == "nothing was measured"
     run(tmp_path, "0", "static", [1, 2])
     combine_jobs(tmp_path, None)
-    assert kept_line(tmp_path) == f"1 complete job and in all 1 of 1 requests are in the tables of {tmp_path}"
+    assert kept_line(tmp_path) == f"1 of 1 measured; in all 1 of 1 requests are in the tables of {tmp_path}"
+
+
+def test_jobs_that_were_not_started_are_counted(tmp_path):
+    for job in ("0", "1", "2", "3"):
+        manifest.append(tmp_path, JobState(job, "h", (), "planned", manifest.now()))
+    run(tmp_path, "0", "static", [1, 2])
+    manifest.append(tmp_path, JobState("1", "h", (), "interrupted", manifest.now(), "interrupted by Ctrl-C"))
+    combine_jobs(tmp_path, None)
+    tally = "1 of 4 measured, 1 interrupted, 2 not started"
+    assert kept_line(tmp_path) == f"{tally}; in all 1 of 1 requests are in the tables of {tmp_path}"
+    assert failed_lines(tmp_path) == [tally, "interrupted: 1: interrupted by Ctrl-C"]
+    results = read_results(tmp_path)
+    assert validity_notes(results, group_arms(results))[0] == (
+        f"The sweep was not finished: {tally}. Only what was measured enters a number."
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -54,3 +55,24 @@ def test_cb_report_says_in_one_line_what_is_wrong(tmp_path: Path, capsys: pytest
         assert lines[0].startswith("cb-report: ")
         assert reason in lines[0]
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_of_several_sweeps_and_two_folders_are_refused(
+    tmp_path: Path, record_maker: Callable, writer: Callable, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = {"job": "0", "config_hash": "h", "overrides": [], "state": "ok", "time": "t"}
+    for stamp in ("1", "2"):
+        writer(tmp_path / "sweeps" / "engine" / stamp, [record_maker(f"run{stamp}")], [job])
+    for folder in (tmp_path, tmp_path / "sweeps", tmp_path / "sweeps" / "engine"):
+        assert main([str(folder)]) == 2
+        said = capsys.readouterr().err
+        assert said.count("\n") == 1
+        assert "is not one run or sweep but holds 2: name one of" in said
+        assert str(Path("engine", "1")) in said
+    assert main(["a", "b"]) == 2
+    assert capsys.readouterr().err == "cb-report: name one folder; comparing two is not there yet\n"
+
+
+def test_only_percentiles_of_the_table_are_remarked_on(engines_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    print_summary(engines_dir)
+    assert "! p99 of ITL rests on fewer than" in capsys.readouterr().out

@@ -164,3 +164,13 @@ def test_sweep_that_was_not_joined_is_read_from_its_runs(
     results = read_results(tmp_path)
     assert len(results.runs) == 2
     assert "2 run folders" in results.notes[0]
+
+
+def test_the_head_shows_the_date_and_gates_are_explained(
+    tmp_path: Path, record_maker: Callable, writer: Callable
+) -> None:
+    records = [record_maker(f"2026010{day}T235959-ab-r0", arm=str(day)) for day in (2, 1)]
+    text = write_report(writer(tmp_path, records)).read_text(encoding="utf-8")
+    assert "measured 2026-01-01 to 2026-01-02 (UTC)" in text
+    for term in ("ratio", "same tokens", "requests ok", "runs ok", "t_first [s]"):
+        assert f"<dt>{term}</dt>" in text
