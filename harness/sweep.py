@@ -124,5 +124,7 @@ def failed_lines(root: Path) -> list[str]:
     """One line a job that did not end well, and one if some were not started."""
     known = manifest.latest(root)
     states: Sequence[manifest.JobState] = manifest.failures(known)
-    left = [manifest.tally(known)] if any(s.state == "planned" for s in known) else []
+    found = {s.state for s in known}
+    # An interrupted sweep says so in its last line.
+    left = [manifest.tally(known)] if "planned" in found and "interrupted" not in found else []
     return left + [f"{s.state}: {'run' if s.job == '.' else s.job}: {s.error or 'did not end'}" for s in states]

@@ -13,6 +13,8 @@ import json
 import logging
 import os
 import shutil
+import subprocess
+import sys
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -28,6 +30,13 @@ _READER_PACKAGES = ("accelerate", "gguf")
 _LAYOUT = 1  # raise when what is written below changes
 _MANIFEST = "cb_bench.json"
 _LOCK_TIMEOUT_S = 600
+_APART = """
+import pathlib, sys
+from transformers.utils import logging
+from harness.models.gguf import dequantised_folder
+logging.disable_progress_bar()
+dequantised_folder(pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2]))
+"""
 
 
 def demo_gguf() -> Path:
@@ -64,11 +73,7 @@ def dequantised_folder(gguf: Path, root: Path) -> Path | None:
     Returns:
         The folder, or None (logged once, with the reason) where ``root`` cannot be written.
     """
-    import transformers
-
-    with gguf.open("rb") as file:
-        sha256 = hashlib.file_digest(file, "sha256").hexdigest()
-    final = root / f"{gguf.stem}-{sha256[:16]}-transformers-{transformers.__version__}-v{_LAYOUT}"
+    sha256, final = _place(gguf, root)
     if _complete(final):
         return final
     try:
@@ -82,6 +87,27 @@ def dequantised_folder(gguf: Path, root: Path) -> Path | None:
         _LOG.warning("no float32 copy of %s kept, every load reads it anew: %s", gguf.name, error)
         return None
     return final
+
+
+def dequantise_apart(gguf: Path, root: Path) -> None:
+    """Make the copy of :func:`dequantised_folder` in a process of its own if it is not there yet.
+
+    Dequantising takes several times the memory of the model, and what an allocator once had it does not always give
+    back: the process that is measured would show it as resident from then on. What goes wrong there is left to
+    :func:`dequantised_folder`, which meets it again and says so.
+    """
+    if not _complete(_place(gguf, root)[1]):
+        _require_reader()
+        subprocess.run([sys.executable, "-c", _APART, str(gguf), str(root)], stdin=subprocess.DEVNULL, check=False)
+
+
+def _place(gguf: Path, root: Path) -> tuple[str, Path]:
+    """SHA-256 of the file, and the folder of its copy."""
+    import transformers
+
+    with gguf.open("rb") as file:
+        sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+    return sha256, root / f"{gguf.stem}-{sha256[:16]}-transformers-{transformers.__version__}-v{_LAYOUT}"
 
 
 def _complete(folder: Path) -> bool:

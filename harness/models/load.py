@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harness.models.facts import chat_template_hash, config_hash, tokenizer_hash, weight_hash
-from harness.models.gguf import cache_root, dequantised_folder, gguf_config, gguf_tokenizer, read_gguf
+from harness.models.gguf import cache_root, dequantise_apart, dequantised_folder, gguf_config, gguf_tokenizer, read_gguf
 from harness.models.sources import ModelSource, find_source
 from harness.models.spec import LoadedModel, ModelFacts, ModelLoadError, ModelOutOfMemoryError, ModelSpec
 
@@ -83,7 +83,10 @@ def _real_model(
 ) -> tuple[Any, Any | None]:
     from transformers import AutoModelForCausalLM
 
-    folder = source.folder if source.gguf is None else dequantised_folder(source.gguf, cache_root())
+    folder = source.folder
+    if source.gguf is not None:
+        dequantise_apart(source.gguf, cache_root())
+        folder = dequantised_folder(source.gguf, cache_root())
     if folder is None:
         assert source.gguf is not None  # for the type checker: a source without a folder is a file
         model, tokenizer = read_gguf(source.gguf)

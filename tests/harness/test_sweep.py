@@ -99,11 +99,12 @@ def test_jobs_that_were_not_started_are_counted(tmp_path):
     for job in ("0", "1", "2", "3"):
         manifest.append(tmp_path, JobState(job, "h", (), "planned", manifest.now()))
     run(tmp_path, "0", "static", [1, 2])
+    assert failed_lines(tmp_path) == ["1 of 4 measured, 3 not started"]
     manifest.append(tmp_path, JobState("1", "h", (), "interrupted", manifest.now(), "interrupted by Ctrl-C"))
     combine_jobs(tmp_path, None)
     tally = "1 of 4 measured, 1 interrupted, 2 not started"
     assert kept_line(tmp_path) == f"{tally}; in all 1 of 1 requests are in the tables of {tmp_path}"
-    assert failed_lines(tmp_path) == [tally, "interrupted: 1: interrupted by Ctrl-C"]
+    assert failed_lines(tmp_path) == ["interrupted: 1: interrupted by Ctrl-C"]
     results = read_results(tmp_path)
     assert validity_notes(results, group_arms(results))[0] == (
         f"The sweep was not finished: {tally}. Only what was measured enters a number."

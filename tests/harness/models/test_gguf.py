@@ -157,3 +157,11 @@ def test_demo_weights_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     prompt = torch.tensor([loaded.tokenizer.encode("The capital of France is")])
     answer = loaded.model.generate(prompt, max_new_tokens=4, do_sample=False)
     assert "Paris" in loaded.tokenizer.decode(answer[0])
+
+
+def test_loading_dequantises_in_another_process(
+    tiny_gguf: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gguf, "read_gguf", lambda path: pytest.fail("the GGUF file was read in the measured process"))
+    load_model(ModelSpec(str(tiny_gguf)), "cpu")
+    assert len([p for p in own_cache.iterdir() if p.is_dir()]) == 1
