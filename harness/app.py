@@ -75,7 +75,8 @@ def main(argv: Sequence[str] | None = None) -> int:
                 return 0
             plan = make_plan(arguments)
             check_unused(plan.directory)
-            check_engines(plan.configs)
+            for line in check_engines(plan.configs):
+                print(f"cb-bench: will fail: {line}", file=sys.stderr)
             _prepare(plan)
             try:
                 _hydra_main(plan.arguments)

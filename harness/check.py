@@ -18,11 +18,17 @@ from harness.errors import one_line
 _ANSWER = "checked: "  # what libraries print when they are imported must not be taken for it
 
 
-def check_engines(configs: Sequence[Mapping[str, Any]]) -> None:
-    """Refuse the first engine setting that its engine would refuse whatever the model.
+def check_engines(configs: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Find engine settings that their engine would refuse whatever the model.
+
+    A command whose every job would fail is refused. In a sweep with good values among bad ones the bad ones are said
+    beforehand and fail as rows of their own, beside the others' results.
 
     Args:
         configs: resolved configs of all jobs. If none sets anything of its engine, no process is started.
+
+    Returns:
+        One line for each job that will fail; empty if none will.
 
     Raises:
         ValueError: the setting, its value and what is allowed; or the check itself did not work.
@@ -30,7 +36,7 @@ def check_engines(configs: Sequence[Mapping[str, Any]]) -> None:
     asked = [{group: config[group] for group in ("engine", "generation")} for config in configs]
     asked = [job for job in asked if engine_settings(job["engine"]).keys() - {"attn_implementation"}]
     if not asked:
-        return
+        return []
     done = subprocess.run(
         [sys.executable, "-m", "harness.check"], input=json.dumps(asked), capture_output=True, text=True, check=False
     )
@@ -38,31 +44,32 @@ def check_engines(configs: Sequence[Mapping[str, Any]]) -> None:
     if done.returncode != 0 or not answers:
         last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
         raise ValueError(f"the settings of the engine could not be checked: {last}")
-    error = json.loads(answers[-1])
-    if error is not None:
-        raise ValueError(error)
+    found: list[str] = json.loads(answers[-1])
+    if len(found) == len(configs):
+        raise ValueError(found[0])
+    return found
 
 
-def first_error(jobs: Sequence[Mapping[str, Any]]) -> str | None:
-    """What is wrong with the first job that has something wrong, in one line. Loads torch.
+def errors(jobs: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What is wrong with the jobs that have something wrong, a line each. Loads torch.
 
     Args:
         jobs: for each its groups ``engine`` and ``generation`` as plain values.
     """
     from harness.backends import GenerationSettings, check
 
+    found = []
     for job in jobs:
         try:
             check(job["engine"]["name"], engine_settings(job["engine"]), GenerationSettings(**job["generation"]))
         except (ValueError, TypeError) as error:
-            name = job["engine"]["name"]
-            return f"engine {name}: {one_line(error)}"
-    return None
+            found.append(f"engine {job['engine']['name']}: {one_line(error)}")
+    return found
 
 
 def main() -> int:
     """Read jobs as JSON from standard input, write the answer as JSON behind a mark of its own."""
-    print(_ANSWER + json.dumps(first_error(json.load(sys.stdin))))
+    print(_ANSWER + json.dumps(errors(json.load(sys.stdin))))
     return 0
 
 

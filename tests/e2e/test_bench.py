@@ -58,26 +58,28 @@ def test_sweep_compares_tokens_and_arms_get_the_same_requests(bench, tmp_path):
 
 
 def test_b19_a_failed_job_has_its_row_and_the_others_run(bench, tmp_path):
-    """A cache too small on each side of a good job: three rows, two failed, each with its traceback in its own log."""
-    done = bench("-m", "engine=ours", "engine.page_size=4", "engine.num_blocks=1,32,2")
+    """A cache too small and one that means nothing, on each side of a good job: three rows, two failed, each with its
+    traceback in its own log; what can be known beforehand is said."""
+    done = bench("-m", "engine=ours", "engine.page_size=4", "engine.num_blocks=1,32,0")
     assert done.returncode == 1
     assert "Traceback" not in done.stderr
     root = only((tmp_path / "results" / "sweeps" / "engine.num_blocks").iterdir())
     runs = read_result(root)["runs"]
     assert list(runs["status"]) == ["failed", "ok", "failed"]
-    assert list(runs["arm"]) == ["1", "32", "2"]
+    assert list(runs["arm"]) == ["1", "32", "0"]
     assert "num_blocks" in runs["error"][2]
     assert runs["error"].isna().tolist() == [False, True, False]
     assert runs["ttft_p50_ms"].isna().tolist() == [True, False, True]
     states = manifest.latest(root)
     assert [s.state for s in states] == ["failed", "ok", "failed"]
     assert [next(o for o in s.overrides if "num_blocks" in o) for s in states] == [
-        f"engine.num_blocks={n}" for n in (1, 32, 2)
+        f"engine.num_blocks={n}" for n in (1, 32, 0)
     ]  # fmt: skip
     for state, bad in zip(states, (True, False, True), strict=True):
         assert ("Traceback" in (root / state.job / "run.log").read_text()) is bad
     assert (root / "report.html").is_file()
     assert done.stderr.count("cb-bench: failed: ") == 2
+    assert "cb-bench: will fail: engine ours: num_blocks must be an integer >= 1" in done.stderr
 
 
 def test_repeats_are_processes_of_their_own(bench, tmp_path):

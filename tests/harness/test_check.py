@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 
 import pytest
 
-from harness.check import check_engines, first_error
+from harness.check import check_engines, errors
 
 GREEDY = {"do_sample": False, "temperature": None, "top_k": None, "top_p": None, "seed": None, "ignore_eos": True}
 
@@ -24,12 +25,28 @@ def job(name, **settings):
         (job("static", wave=0), "engine static: engine.wave is 0: give at least 1 request"),
     ],
 )
-def test_the_first_wrong_setting(wrong, expected):
-    assert expected in first_error([job("static", wave=None), job("ours", page_size=16), wrong])
+def test_a_wrong_setting(wrong, expected):
+    (found,) = errors([job("static", wave=None), job("ours", page_size=16), wrong])
+    assert expected in found
+
+
+def test_a_command_is_refused_only_if_every_job_would_fail(monkeypatch):
+    good, bad = job("ours", num_blocks=32), job("ours", num_blocks=0)
+
+    def run(command, input, **kwargs):
+        return subprocess.CompletedProcess(command, 0, "checked: " + json.dumps(errors(json.loads(input))), "")
+
+    monkeypatch.setattr(subprocess, "run", run)
+    assert check_engines([good, good]) == []
+    (found,) = check_engines([good, bad])
+    assert "num_blocks must be an integer >= 1" in found
+    assert len(check_engines([job("static"), bad])) == 1, "a job with nothing to ask is a good one"
+    with pytest.raises(ValueError, match="num_blocks must be an integer >= 1"):
+        check_engines([bad, bad])
 
 
 def test_nothing_wrong_and_nothing_to_ask(monkeypatch):
-    assert first_error([job("static", wave=2), job("ours"), job("transformers", page_size=16)]) is None
+    assert errors([job("static", wave=2), job("ours"), job("transformers", page_size=16)]) == []
 
     def run(*args, **kwargs):
         raise AssertionError("a process was started although no engine has a setting")
