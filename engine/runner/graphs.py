@@ -130,9 +130,6 @@ class StepGraphs:
             logits = forward()
         return CapturedStep(shape, inputs, graph, logits)
 
-    def __len__(self) -> int:
-        return len(self._steps)
-
     def find(self, shape: StepShape) -> CapturedStep | None:
         """The smallest captured step with room for a step of this shape; None if there is none."""
         if shape.width > self.width or shape.prefills > MIXED_PREFILLS:

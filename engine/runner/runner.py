@@ -97,7 +97,6 @@ class ModelRunner:
         self._staging = _Staging(self.device) if self.device.type == "cuda" else None
         self._addresses = {name: p.data_ptr() for name, p in model.named_parameters()}
         self.graphs: StepGraphs | None = None
-        self.graph_replays = 0
 
     @torch.inference_mode()
     def warm_up(self) -> None:
@@ -137,7 +136,6 @@ class ModelRunner:
         if captured is not None:
             views = self.upload(captured.shape, rows, captured.inputs)
             logits = captured.replay()
-            self.graph_replays += 1
             padded = captured.shape.tokens - tokens
         else:
             views = self.upload(shape, rows)
