@@ -1,0 +1,133 @@
+"""What memory is spent on: tokens and requests of a step, blocks of the cache on the device and on the host."""
+
+from __future__ import annotations
+
+import bisect
+import logging
+
+from engine.cache.budget import Ledger, activation_bytes, step_buffer_bytes
+from engine.resolution.execution import DEFAULT_BLOCKS_PER_REQUEST
+from engine.resolution.resolution import Resolution
+
+DEFAULT_MAX_BATCH_TOKENS = 8192
+MIN_MAX_BATCH_TOKENS = 256
+DEFAULT_MAX_REQUESTS = 1024
+
+
+def memory_percent(r: Resolution) -> None:
+    if r.is_open("max_memory_percent"):
+        percent = 0.9 if r.shape.device.type == "cuda" else 0.6
+        r.set("max_memory_percent", percent, f"derived: device is {r.shape.device.type}")
+
+
+def requests_before_memory(r: Resolution) -> None:
+    if not r.is_open("max_requests_per_batch"):
+        return
+    if r.hints.num_requests:
+        r.set("max_requests_per_batch", r.hints.num_requests, "derived: requests submitted")
+    else:
+        r.set("max_requests_per_batch", DEFAULT_MAX_REQUESTS, "default")
+
+
+def _budget(r: Resolution) -> int:
+    return int(r.free * r["max_memory_percent"])
+
+
+def _pages_per_request(r: Resolution) -> int:
+    """Width of the widest block table that a step may have to carry."""
+    longest = r.shape.max_positions or DEFAULT_BLOCKS_PER_REQUEST * r["page_size"]
+    if r.hints.max_prompt_length and r.hints.max_generated_length:
+        longest = min(longest, r.hints.max_prompt_length + r.hints.max_generated_length)
+    return -(-longest // r["page_size"]) + 1
+
+
+def _step_bytes(r: Resolution, max_batch_tokens: int, max_requests: int) -> tuple[int, int]:
+    requests = min(max_requests, max_batch_tokens)
+    buffers = step_buffer_bytes(len(r.layout.groups), max_batch_tokens, requests, _pages_per_request(r))
+    return buffers, activation_bytes(r.shape, max_batch_tokens, requests)
+
+
+def batch_tokens(r: Resolution) -> None:
+    """8192, halved until a step's tensors take at most a tenth of the budget, but never under 256."""
+    if not r.is_open("max_batch_tokens"):
+        return
+    tokens, requests, budget = DEFAULT_MAX_BATCH_TOKENS, r["max_requests_per_batch"], _budget(r)
+    while tokens > MIN_MAX_BATCH_TOKENS and sum(_step_bytes(r, tokens, requests)) > budget // 10:
+        tokens //= 2
+    why = "default" if tokens == DEFAULT_MAX_BATCH_TOKENS else "derived: a step may take a tenth of the memory budget"
+    r.set("max_batch_tokens", tokens, why)
+
+
+def num_blocks(r: Resolution) -> None:
+    budget, block = _budget(r), r.layout.block_bytes
+    tokens, requests = r["max_batch_tokens"], r["max_requests_per_batch"]
+
+    def room_beside(running: int) -> int:
+        return (budget - sum(_step_bytes(r, tokens, running))) // block - 1  # one block is the trash block
+
+    # A running request holds at least a block, so no more than num_blocks of them need rows in a step's tensors.
+    if not r.is_open("num_blocks"):
+        room = room_beside(min(requests, r["num_blocks"]))
+        if r["num_blocks"] > room:
+            raise ValueError(
+                f"num_blocks={r['num_blocks']} and max_batch_tokens={r['max_batch_tokens']} need more than the memory "
+                f"budget of {budget / 2**30:.2f} GiB, which has room for {max(room, 0)} blocks; lower one of them or "
+                f"raise max_memory_percent ({r['max_memory_percent']})"
+            )
+        return
+    room = max(room_beside(requests), bisect.bisect_right(range(1, requests + 1), 0, key=lambda n: n - room_beside(n)))
+    if room < 1:
+        raise ValueError(
+            f"no room for a KV cache: budget {budget / 2**30:.2f} GiB (max_memory_percent={r['max_memory_percent']}), "
+            f"max_batch_tokens={r['max_batch_tokens']}; lower max_batch_tokens or raise max_memory_percent"
+        )
+    why = f"derived: fills {r['max_memory_percent']:.0%} of {r.free / 2**30:.1f} GiB free memory"
+    # More blocks than every request at full length could hold would only make the pool slow to manage.
+    if r.shape.max_positions:
+        per_request = r.layout.blocks_needed(r.shape.max_positions, r["max_batch_tokens"])
+        useful = per_request * r["max_requests_per_batch"]
+        if useful < room:
+            room, why = useful, "derived: max_requests_per_batch requests of the model's longest sequence"
+    r.set("num_blocks", room, why)
+
+
+def fit_requests(r: Resolution) -> None:
+    fitted = min(r["max_requests_per_batch"], r["max_batch_tokens"], r["num_blocks"])
+    if fitted < r["max_requests_per_batch"]:
+        r.set("max_requests_per_batch", fitted, "derived: fitted to max_batch_tokens and num_blocks")
+
+
+def offload(r: Resolution) -> None:
+    """Whole blocks of host memory: what the user asks for, at most the threshold's share of what is available."""
+    space, share = r["cpu_offload_space"], r["cpu_offload_space_safety_threshold"]
+    if space == 0:
+        r.set("num_host_blocks", 0, "derived: cpu_offload_space=0")
+        return
+    available = r.ram_probe()
+    if available is None:
+        if space is None:
+            raise ValueError("cpu_offload_space=None needs psutil to see the available RAM; install it or state GiB")
+        r.note(
+            logging.WARNING,
+            f"cpu_offload_space={space} GiB is not held against the available RAM: psutil is missing",
+        )
+    else:
+        limit = available * share / 2**30
+        why = f"{share:.0%} of {available / 2**30:.1f} GiB available RAM (cpu_offload_space_safety_threshold)"
+        if space is None:
+            r.set("cpu_offload_space", limit, f"derived: {why}")
+        elif space > limit:
+            r.note(logging.WARNING, f"cpu_offload_space={space} GiB is cut to {limit:.2f} GiB: {why}")
+            r.set("cpu_offload_space", limit, f"derived: cut to {why}")
+    blocks = int(r["cpu_offload_space"] * 2**30) // r.layout.block_bytes
+    if blocks < 1:
+        raise ValueError(
+            f"cpu_offload_space={space!r} (resolved to {r['cpu_offload_space']:.3g} GiB) does not hold one block of "
+            f"{r.layout.block_bytes / 2**20:.3g} MiB; raise it or its safety threshold, or set it to 0 (off)"
+        )
+    r.set("num_host_blocks", blocks, "derived: whole blocks within cpu_offload_space")
+
+
+def ledger(r: Resolution) -> Ledger:
+    buffers, activations = _step_bytes(r, r["max_batch_tokens"], r["max_requests_per_batch"])
+    return Ledger(r.shape.weight_bytes, (r["num_blocks"] + 1) * r.layout.block_bytes, buffers, activations)

@@ -1,0 +1,46 @@
+"""The settings while they are being decided."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import fields
+from typing import Any
+
+from engine.config import ContinuousBatchingConfig, WorkloadHints
+from engine.model_shape import ModelShape
+from engine.resolution.resolved import Resolved
+
+
+class Resolution:
+    """The values settled so far, and what they are settled from."""
+
+    def __init__(
+        self,
+        config: ContinuousBatchingConfig,
+        shape: ModelShape,
+        hints: WorkloadHints,
+        attn: str | None,
+        free: int,
+        ram_probe: Callable[[], int | None],
+    ) -> None:
+        self.config, self.shape, self.hints, self.attn, self.free = config, shape, hints, attn, free
+        self.ram_probe = ram_probe
+        defaults = ContinuousBatchingConfig()
+        self.values: dict[str, Resolved] = {}
+        self.notes: list[tuple[int, str]] = []
+        for f in fields(ContinuousBatchingConfig):
+            value = getattr(config, f.name)
+            self.values[f.name] = Resolved(value, "default" if value == getattr(defaults, f.name) else "user")
+        self.layout = shape.cache_layout(config.page_size)
+
+    def __getitem__(self, name: str) -> Any:
+        return self.values[name].value
+
+    def set(self, name: str, value: Any, why: str) -> None:
+        self.values[name] = Resolved(value, why)
+
+    def note(self, level: int, sentence: str) -> None:
+        self.notes.append((level, sentence))
+
+    def is_open(self, name: str) -> bool:
+        return self[name] is None
