@@ -25,6 +25,7 @@ class JobState:
         state: planned, running, ok, failed, timeout or interrupted.
         time: UTC, ISO 8601.
         error: one line, if it did not end well.
+        block, position: where in the order of a sweep it runs; None if it is in no block.
     """
 
     job: str
@@ -33,6 +34,8 @@ class JobState:
     state: str
     time: str
     error: str | None = None
+    block: int | None = None
+    position: int | None = None
 
 
 def now() -> str:

@@ -22,6 +22,9 @@ _IDENTITY = (
     "variable",
     "arm",
     "repeat",
+    "block",
+    "position",
+    "replica",
     "engine",
     "model",
     "workload",
@@ -29,7 +32,7 @@ _IDENTITY = (
     "device",
     "seed",
 )
-_TEXT_IDENTITY = tuple(name for name in _IDENTITY if name not in ("repeat", "seed"))
+_TEXT_IDENTITY = tuple(name for name in _IDENTITY if name not in ("repeat", "block", "position", "replica", "seed"))
 
 
 def compute_tables(record: RunRecord) -> dict[str, pd.DataFrame]:

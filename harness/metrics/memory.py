@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from harness.metrics.metric import RunMetric, RunView
+from harness.metrics.metric import LOWER, RunMetric, RunView
 
 # Peak by name, and the telemetry column whose samples also bound it from below (None: torch's own peak only).
 _PEAKS = {
@@ -24,4 +24,11 @@ def _peak(run: RunView, name: str, sampled: str | None) -> int | None:
     return max(known) if known else None
 
 
-METRICS = tuple(RunMetric(name, partial(_peak, name=name, sampled=sampled)) for name, sampled in _PEAKS.items())
+def _better(name: str) -> str | None:
+    """What torch allocated is part of what it reserved: one verdict for both."""
+    return None if name == "peak_gpu_allocated_bytes" else LOWER
+
+
+METRICS = tuple(
+    RunMetric(name, partial(_peak, name=name, sampled=sampled), _better(name)) for name, sampled in _PEAKS.items()
+)

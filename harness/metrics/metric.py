@@ -14,6 +14,8 @@ from harness.tables import Column, column
 
 Scalar = int | float | str | bool | None
 
+HIGHER, LOWER = "higher", "lower"
+
 
 @dataclass(frozen=True)
 class RunView:
@@ -50,10 +52,15 @@ class RequestMetric:
 
 @dataclass(frozen=True, slots=True)
 class RunMetric:
-    """A column of ``runs``: one value in the column's unit, None = null."""
+    """A column of ``runs``: one value in the column's unit, None = null.
+
+    ``better`` is :data:`HIGHER` or :data:`LOWER` for the metrics that arms are judged by; None for those that describe
+    a run, or that follow from another judged one (with the same tokens, ``request_s`` from ``gen_tok_s``).
+    """
 
     name: str
     compute: Callable[[RunView], Scalar]
+    better: str | None = None
 
     @property
     def column(self) -> Column:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from harness.metrics.metric import RunMetric, RunView, mean, percentile
+from harness.metrics.metric import LOWER, RunMetric, RunView, mean, percentile
 
 
 def _request_percentile(run: RunView, metric: str, q: float) -> float | None:
@@ -23,14 +23,20 @@ _REQUEST_PERCENTILES = {
     "sched_lag": (99,),
 }
 
+
+def _better(name: str, q: int) -> str | None:
+    """The sender's lag is the harness's own, and of e2e the 99th percentile adds little to what TTFT and ITL say."""
+    return None if name == "sched_lag" or (name, q) == ("e2e", 99) else LOWER
+
+
 METRICS = (
     RunMetric("ttft_mean_ms", lambda run: mean(run.latencies["ttft_ms"])),
     *(
-        RunMetric(f"{name}_p{q}_ms", partial(_request_percentile, metric=f"{name}_ms", q=q))
+        RunMetric(f"{name}_p{q}_ms", partial(_request_percentile, metric=f"{name}_ms", q=q), _better(name, q))
         for name, qs in _REQUEST_PERCENTILES.items()
         for q in qs
     ),
     RunMetric("itl_n", lambda run: len(run.gaps.itl_ms)),
     RunMetric("itl_mean_ms", lambda run: mean(run.gaps.itl_ms)),
-    *(RunMetric(f"itl_p{q}_ms", partial(_gap_percentile, q=q)) for q in (50, 95, 99)),
+    *(RunMetric(f"itl_p{q}_ms", partial(_gap_percentile, q=q), LOWER) for q in (50, 95, 99)),
 )

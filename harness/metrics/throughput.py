@@ -6,7 +6,7 @@ from functools import partial
 
 import numpy as np
 
-from harness.metrics.metric import RunMetric, RunView, rate
+from harness.metrics.metric import HIGHER, RunMetric, RunView, rate
 from harness.metrics.observations import FloatArray
 
 
@@ -42,7 +42,7 @@ METRICS = (
         RunMetric(name, partial(_by_request, name=name))
         for name in ("cached_tokens", "recomputed_tokens", "padding_prompt_tokens", "padding_output_tokens")
     ),
-    RunMetric("gen_tok_s", lambda run: rate(_generated_tokens(run), run.wall_s)),
+    RunMetric("gen_tok_s", lambda run: rate(_generated_tokens(run), run.wall_s), HIGHER),
     RunMetric("prompt_tok_s", lambda run: rate(_prompt_tokens(run), run.wall_s)),
     RunMetric("request_s", lambda run: rate(int(run.observations.ok.sum()), run.wall_s)),
     RunMetric("offered_request_s", lambda run: _arrival_rate(run.observations.t_sched)),

@@ -55,7 +55,18 @@ def test_every_table_has_exactly_the_schema() -> None:
 
 def test_every_computed_column_has_one_metric() -> None:
     identity = {"run_id", "experiment", "variable", "arm", "repeat", "engine", "model", "workload", "workload_hash"}
-    given = identity | {"device", "seed", "status", "error", "load_s", "warmup_s", "tokens_match"}
+    given = identity | {
+        "block",
+        "position",
+        "replica",
+        "device",
+        "seed",
+        "status",
+        "error",
+        "load_s",
+        "warmup_s",
+        "tokens_match",
+    }
     assert set(RUN_METRICS) == {c.name for c in TABLES["runs"]} - given
     assert set(REQUEST_METRICS) == {c.name for c in TABLES["requests"] if c.unit == "ms"}
     assert column("runs", "ttft_p50_ms").definition == RUN_METRICS["ttft_p50_ms"].column.definition
