@@ -52,8 +52,8 @@ def drive(workload: Workload, backend: Backend, recorder: Recorder, clock: Clock
         sender.cancel()
     if sender.failure is not None:
         raise sender.failure
-    ends = [r.t_done_ns for r in recorder.records() if r.t_done_ns is not None]
-    t_end_ns = max(ends) if finished and ends else clock.now_ns()
+    last_end_ns = recorder.last_end_ns()
+    t_end_ns = last_end_ns if finished and last_end_ns is not None else clock.now_ns()
     return Drive(sender.t_start_ns, t_end_ns, timed_out=not finished and not interrupted, interrupted=interrupted)
 
 
@@ -79,6 +79,7 @@ class _Sender(threading.Thread):
     def run(self) -> None:
         try:
             self.t_start_ns = self._clock.now_ns()
+            self._recorder.started(self.t_start_ns)
             for request in self._workload.requests:
                 t_sched_ns = self.t_start_ns + round(request.due_s * NS_PER_S)
                 if not self._clock.sleep_until(t_sched_ns, self._cancelled) or not self._take_place():

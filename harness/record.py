@@ -6,13 +6,22 @@ never 0. Metrics (``harness.metrics``) turn these records into the tables of ``h
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+from harness.deliveries import TokenChunk
+
+__all__ = ["COUNTED_BY", "ConfigValue", "Outcome", "RequestRecord", "RunRecord", "TokenChunk"]
+
 
 class Outcome(StrEnum):
-    """How a request ended, from the client's point of view (HARNESS: failure taxonomy)."""
+    """How a request ended, from the client's point of view.
+
+    A server's refusal by status code is a member, too: ``Outcome("http_503")``, made when first asked for.
+    """
 
     OK_EOS = "ok_eos"
     OK_LENGTH = "ok_length"
@@ -32,13 +41,24 @@ class Outcome(StrEnum):
     def ok(self) -> bool:
         return self in (Outcome.OK_EOS, Outcome.OK_LENGTH)
 
+    @classmethod
+    def _missing_(cls, value: object) -> Outcome | None:
+        if not isinstance(value, str) or re.fullmatch(r"http_[1-9]\d\d", value) is None:
+            return None
+        member = str.__new__(cls, value)
+        member._name_, member._value_ = value.upper(), value
+        known: Outcome = cls._value2member_map_.setdefault(value, member)  # type: ignore[assignment]
+        return known
 
-@dataclass(slots=True)
-class TokenChunk:
-    """Tokens that became usable by the consumer at one moment (k tokens in one delivery are one chunk)."""
 
-    time_ns: int
-    token_ids: tuple[int, ...]
+COUNTED_BY = {
+    "ids": "every delivery has its token ids",
+    "logprobs": "every delivery has one log probability a token",
+    "usage": "every delivery states the tokens so far",
+    "total": "only the end states a number; deliveries held one token each if there were as many, else unknown numbers",
+    "nothing": "the server states no number anywhere",
+}
+"""How the number of generated tokens is known, by the value of ``output_counted_by``."""
 
 
 @dataclass(slots=True)
@@ -46,12 +66,18 @@ class RequestRecord:
     """Everything observed about one request. Times are ``perf_counter_ns``; None = not observed.
 
     Attributes:
+        prompt_tokens: of the prompt as sent; the server's own count where it states one.
+        planned_prompt_tokens: what the workload asked for; differs where a server gets text, or adds tokens of its own.
         t_sched_ns: when the schedule said it should be sent.
         t_submit_ns: when the sender called the backend.
         t_admit_ns: when the engine first gave it a place in a batch (None if the backend hides it).
         t_done_ns: when its terminal output reached the consumer.
+        chunks: what was delivered, in order.
         cached_tokens: prompt tokens served from the prefix cache.
-        padding_tokens: padded positions computed for it (static batching), never part of a headline.
+        padding_prompt_tokens, padding_output_tokens: padded positions computed for it (static batching), never part of
+            a headline.
+        output_tokens: how many tokens the server says it generated; None if it says nothing.
+        output_counted_by: what tells how many tokens each delivery held (see :data:`COUNTED_BY`); None = their ids.
     """
 
     request_id: str
@@ -62,13 +88,16 @@ class RequestRecord:
     t_submit_ns: int | None = None
     t_admit_ns: int | None = None
     t_done_ns: int | None = None
-    chunks: list[TokenChunk] = field(default_factory=list)
+    chunks: Sequence[TokenChunk] = field(default_factory=list)
     outcome: Outcome = Outcome.UNFINISHED
     error: str | None = None
     cached_tokens: int | None = None
     recomputed_tokens: int | None = None
     padding_prompt_tokens: int | None = None
     padding_output_tokens: int | None = None
+    planned_prompt_tokens: int | None = None
+    output_tokens: int | None = None
+    output_counted_by: str | None = None
 
 
 @dataclass(slots=True)

@@ -1,15 +1,26 @@
-"""The sink of a run: fills one :class:`RequestRecord` a request from whatever threads the backend uses."""
+"""The sink of a run: takes what happens from whatever threads the backend uses, one record a request afterwards."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from harness.record import Outcome, RequestRecord, TokenChunk
+from harness.deliveries import UNKNOWN, Deliveries, DeliveryLog
+from harness.record import Outcome, RequestRecord
 from workloads.workload import ScheduledRequest, Workload
 
-_FACTS = frozenset(("cached_tokens", "recomputed_tokens", "padding_prompt_tokens", "padding_output_tokens"))
+_FACTS = frozenset(
+    (
+        "cached_tokens",
+        "recomputed_tokens",
+        "padding_prompt_tokens",
+        "padding_output_tokens",
+        "prompt_tokens",
+        "output_tokens",
+        "output_counted_by",
+    )
+)
 
 
 class SinkViolation(RuntimeError):
@@ -26,36 +37,63 @@ class Progress:
     tokens: int
 
 
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """What is new since the last look: columns of deliveries as bytes, and every request whose record changed.
+
+    Attributes:
+        columns: by name, see :data:`harness.deliveries.COLUMNS`.
+        requests: index in the workload and the record, without its deliveries.
+    """
+
+    columns: dict[str, bytes]
+    requests: list[tuple[int, RequestRecord]]
+
+
 class Recorder:
     """Implements :class:`harness.backends.base.TokenSink`; every method is thread-safe and does no I/O.
 
     A breach of the contract is not raised into the backend's thread, where it could take down the loop that is
     being measured: it is kept in ``violations`` and fails the run afterwards.
+
+    Attributes:
+        t_start_ns: when the schedule began; None until the sender has said so.
     """
 
     def __init__(self, workload: Workload) -> None:
-        self._records = {r.request_id: _empty_record(r) for r in workload.requests}
-        if len(self._records) != len(workload):
+        self._records = [_empty_record(r) for r in workload.requests]
+        self._index = {r.request_id: k for k, r in enumerate(workload.requests)}
+        if len(self._index) != len(workload):
             raise ValueError("request ids of a workload must be unique: give each request its own request_id")
-        self._ended: set[str] = set()
+        self._open = dict(self._index)  # without the requests that ended
+        self._log = DeliveryLog()
+        self._answered = bytearray(len(workload))  # whether a request had a delivery
         self._sent = 0
-        self._tokens = 0
         self._lock = threading.Lock()
         self._all_ended = threading.Event()
         self._on_end_callbacks: list[Callable[[str], None]] = []
+        self._changed: set[int] = set()
+        self._taken = (0, 0)  # deliveries and ids that take_changes has given out
+        self.t_start_ns: int | None = None
         self.violations: list[str] = []
         if not self._records:
             self._all_ended.set()
 
     # -- the sender's side ---------------------------------------------------------------------------------------
 
+    def started(self, t_start_ns: int) -> None:
+        """Note when the schedule begins."""
+        self.t_start_ns = t_start_ns
+
     def sent(self, request_id: str, t_sched_ns: int, t_submit_ns: int) -> None:
         """Note that the sender is handing over ``request_id`` now (``t_submit_ns``), due at ``t_sched_ns``."""
-        record = self._records[request_id]
-        record.t_sched_ns = t_sched_ns
-        record.t_submit_ns = t_submit_ns
+        k = self._index[request_id]
+        record = self._records[k]
         with self._lock:
+            record.t_sched_ns = t_sched_ns
+            record.t_submit_ns = t_submit_ns
             self._sent += 1
+            self._changed.add(k)
 
     def call_on_end(self, callback: Callable[[str], None]) -> None:
         """Call ``callback(request_id)`` once for each request that ends from now on."""
@@ -72,40 +110,60 @@ class Recorder:
     # -- TokenSink -----------------------------------------------------------------------------------------------
 
     def on_admit(self, request_id: str, time_ns: int) -> None:
-        record = self._open_record(request_id, "admission")
-        if record is not None and record.t_admit_ns is None:  # re-admission after a preemption is not a new queueing
-            record.t_admit_ns = time_ns
+        with self._lock:
+            k = self._open.get(request_id)
+            if k is None:
+                self._violate("admission", request_id)
+            elif self._records[k].t_admit_ns is None:  # re-admission after a preemption is not a new queueing
+                self._records[k].t_admit_ns = time_ns
+                self._changed.add(k)
 
     def on_tokens(self, request_id: str, token_ids: Sequence[int], time_ns: int) -> None:
         if not token_ids:
             return
-        record = self._open_record(request_id, "tokens")
-        if record is None:
-            return
-        record.chunks.append(TokenChunk(time_ns, tuple(token_ids)))
         with self._lock:
-            self._tokens += len(token_ids)
+            k = self._open.get(request_id)
+            if k is None:
+                self._violate("tokens", request_id)
+                return
+            try:
+                self._log.add(k, token_ids, time_ns)
+            except OverflowError:
+                self.violations.append(f"a token id of {request_id!r} is too large: {max(token_ids)}")
+                return
+            self._answered[k] = 1
+
+    def on_hidden_tokens(self, request_id: str, count: int | None, time_ns: int) -> None:
+        if count == 0:
+            return
+        with self._lock:
+            k = self._open.get(request_id)
+            if k is None:
+                self._violate("tokens", request_id)
+                return
+            self._log.add_hidden(k, count, time_ns)
+            self._answered[k] = 1
 
     def on_end(
-        self, request_id: str, outcome: Outcome, time_ns: int, error: str | None = None, **facts: int | None
+        self, request_id: str, outcome: Outcome, time_ns: int, error: str | None = None, **facts: int | str | None
     ) -> None:
-        record = self._open_record(request_id, "end")
-        if record is None:
-            return
-        if unknown := set(facts) - _FACTS:
-            self._violate(f"end of {request_id!r} with unknown facts {sorted(unknown)}")
         with self._lock:
-            if request_id in self._ended:
-                self.violations.append(f"second end of {request_id!r}")
+            k = self._open.pop(request_id, None)
+            if k is None:
+                self._violate("end", request_id)
                 return
-            self._ended.add(request_id)
+            record = self._records[k]
             record.t_done_ns = time_ns
             # A request that "succeeds" without a token did not answer anything.
-            record.outcome = Outcome.EMPTY if outcome.ok and not record.chunks else outcome
+            record.outcome = Outcome.EMPTY if outcome.ok and not self._answered[k] else outcome
             record.error = error
-            for name in _FACTS & set(facts):
-                setattr(record, name, facts[name])
-            last = len(self._ended) == len(self._records)
+            for name, value in facts.items():
+                if name not in _FACTS:
+                    self.violations.append(f"end of {request_id!r} with unknown fact {name!r}")
+                elif name != "prompt_tokens" or value is not None:  # what was sent is known even to a silent server
+                    setattr(record, name, value)
+            self._changed.add(k)
+            last = not self._open
         for callback in self._on_end_callbacks:
             callback(request_id)
         if last:
@@ -116,11 +174,27 @@ class Recorder:
     def progress(self) -> Progress:
         """Counts so far."""
         with self._lock:
-            return Progress(self._sent, len(self._ended), len(self._records), self._tokens)
+            total = len(self._records)
+            return Progress(self._sent, total - len(self._open), total, self._log.tokens)
+
+    def take_changes(self) -> Changes:
+        """What has come since the last call; cheap enough to be asked for while measuring."""
+        with self._lock:
+            deliveries, ids = self._taken
+            columns = self._log.tail(deliveries, ids)
+            self._taken = (len(self._log), len(self._log.ids))
+            changed, self._changed = self._changed, set()
+            return Changes(columns, [(k, replace(self._records[k])) for k in sorted(changed)])
+
+    def last_end_ns(self) -> int | None:
+        """The latest terminal output so far; None before the first."""
+        with self._lock:
+            return max((r.t_done_ns for r in self._records if r.t_done_ns is not None), default=None)
 
     def records(self) -> list[RequestRecord]:
         """The records in the order of the workload. Read them after the backend has stopped."""
-        return list(self._records.values())
+        with self._lock:
+            return with_deliveries(self._records, self._log.by_request(len(self._records)))
 
     def check(self) -> None:
         """Raise :class:`SinkViolation` if the backend broke the contract."""
@@ -128,25 +202,33 @@ class Recorder:
             more = f" (and {len(self.violations) - 1} more)" if len(self.violations) > 1 else ""
             raise SinkViolation(f"the backend broke the sink's contract: {self.violations[0]}{more}")
 
-    def _open_record(self, request_id: str, what: str) -> RequestRecord | None:
-        record = self._records.get(request_id)
-        if record is None:
-            self._violate(f"{what} of unknown request {request_id!r}")
-            return None
-        if request_id in self._ended:
-            self._violate(f"{what} of {request_id!r} after its end")
-            return None
-        return record
+    def _violate(self, what: str, request_id: str) -> None:
+        """The lock is held."""
+        if request_id in self._index:
+            self.violations.append(f"{what} of {request_id!r} after its end")
+        else:
+            self.violations.append(f"{what} of unknown request {request_id!r}")
 
-    def _violate(self, message: str) -> None:
-        with self._lock:
-            self.violations.append(message)
+
+def with_deliveries(records: Sequence[RequestRecord], deliveries: Sequence[Deliveries]) -> list[RequestRecord]:
+    """``records`` with what was delivered to each.
+
+    Deliveries of unknown sizes held one token each if the server's total says that there were as many tokens.
+    """
+    complete = []
+    for record, own in zip(records, deliveries, strict=True):
+        unknown = bool((own.sizes == UNKNOWN).any())
+        if unknown and record.output_tokens == len(own):
+            own = Deliveries(own.times_ns, own.sizes.clip(1, 1), own.token_ids)
+        complete.append(replace(record, chunks=own))
+    return complete
 
 
 def _empty_record(request: ScheduledRequest) -> RequestRecord:
     return RequestRecord(
         request_id=request.request_id,
         prompt_tokens=len(request.prompt_ids),
+        planned_prompt_tokens=len(request.prompt_ids),
         max_new_tokens=request.max_new_tokens,
         prefix_group=request.prefix_group,
     )

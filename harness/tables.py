@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from harness.record import COUNTED_BY
+
 if TYPE_CHECKING:
     import pandas as pd
 
@@ -45,6 +47,7 @@ _UNSENT = "run not started"
 _NO_WALL = "wall_s unknown or 0"
 _NO_OK = "no ok request"
 _NOT_OK = "request not ok"
+_UNCOUNTED = "n_uncounted above 0"
 _HIDDEN = "not reported by the backend"
 _NO_GAP = "no gap observed"
 _NO_GPU = "no GPU, or not sampled"
@@ -70,9 +73,11 @@ TABLES: dict[str, tuple[Column, ...]] = {
         _c("error", "string", "", "one line: why the run failed", "run ok"),
         _c("n_requests", "Int64", "requests", "requests in the workload", "workload not built"),
         _c("n_ok", "Int64", "requests", "requests that ended by EOS or at their cap with at least one token"),
-        _c("n_failed", "Int64", "requests", "requests that ended any other way, cancelled ones apart"),
+        _c("n_failed", "Int64", "requests", "requests that failed: neither ok nor cancelled nor unfinished"),
         _c("n_timed_out", "Int64", "requests", "those of n_failed that ended by the client's timeout"),
         _c("n_cancelled", "Int64", "requests", "requests cancelled by the client"),
+        _c("n_unfinished", "Int64", "requests", "requests still open when the run ended: censored, no latency"),
+        _c("n_uncounted", "Int64", "requests", "ok requests of which the server does not say how many tokens they got"),
         _c("outcomes", "string", "", "requests by outcome (harness.record.Outcome), as a JSON object"),
         _c("wall_s", "Float64", "s", "start of the schedule to the last terminal output", "run not finished"),
         _c("load_s", "Float64", "s", "time to load the model", "not loaded"),
@@ -80,7 +85,13 @@ TABLES: dict[str, tuple[Column, ...]] = {
         _c("prompt_tokens", "Int64", "tokens", "real prompt tokens of all requests that were answered ok"),
         _c("cached_tokens", "Int64", "tokens", f"prompt tokens served from the prefix cache: {_BY_REQUEST}", _HIDDEN),
         _c("recomputed_tokens", "Int64", "tokens", f"tokens computed again after a preemption: {_BY_REQUEST}", _HIDDEN),
-        _c("generated_tokens", "Int64", "tokens", "tokens delivered by ok requests, EOS counted, nothing after it"),
+        _c(
+            "generated_tokens",
+            "Int64",
+            "tokens",
+            "tokens delivered by ok requests, EOS counted, nothing after it",
+            _UNCOUNTED,
+        ),
         _c(
             "padding_prompt_tokens",
             "Int64",
@@ -95,7 +106,7 @@ TABLES: dict[str, tuple[Column, ...]] = {
             f"rows computed after their request had ended, never in a headline: {_BY_REQUEST}",
             _HIDDEN,
         ),
-        _c("gen_tok_s", "Float64", "tokens/s", "generated_tokens / wall_s", _NO_WALL),
+        _c("gen_tok_s", "Float64", "tokens/s", "generated_tokens / wall_s", f"{_NO_WALL}, or {_UNCOUNTED}"),
         _c("prompt_tok_s", "Float64", "tokens/s", "prompt_tokens / wall_s", _NO_WALL),
         _c("request_s", "Float64", "requests/s", "n_ok / wall_s", _NO_WALL),
         _c("offered_request_s", "Float64", "requests/s", "(n - 1) / (last due time - first)", "burst, or one request"),
@@ -135,11 +146,18 @@ TABLES: dict[str, tuple[Column, ...]] = {
         _REQUEST_ID,
         _c("outcome", "string", "", "how it ended (harness.record.Outcome); ok without a token is empty"),
         _c("error", "string", "", "one line: why it failed", "none given"),
-        _c("prompt_tokens", "Int64", "tokens", "real prompt tokens"),
+        _c("prompt_tokens", "Int64", "tokens", "real prompt tokens: the server's own count where it states one"),
+        _c("planned_prompt_tokens", "Int64", "tokens", "prompt tokens the workload asked for", "not stated"),
         _c("cached_tokens", "Int64", "tokens", "prompt tokens served from the prefix cache", _HIDDEN),
         _c("recomputed_tokens", "Int64", "tokens", "tokens computed again after a preemption", _HIDDEN),
         _c("max_new_tokens", "Int64", "tokens", "cap on generated tokens"),
-        _c("output_tokens", "Int64", "tokens", "tokens delivered"),
+        _c("output_tokens", "Int64", "tokens", "tokens generated: as delivered, or as the server states", "unstated"),
+        _c(
+            "output_counted_by",
+            "string",
+            "",
+            "how that is known: " + "; ".join(f"{name} ({what})" for name, what in COUNTED_BY.items()),
+        ),
         _c("padding_prompt_tokens", "Int64", "tokens", "padded prompt positions computed for it", _HIDDEN),
         _c("padding_output_tokens", "Int64", "tokens", "rows computed after it had ended", _HIDDEN),
         _c("prefix_group", "Int64", "", "group sharing a prefix", "no shared prefix"),
@@ -162,9 +180,21 @@ TABLES: dict[str, tuple[Column, ...]] = {
     "itl": (
         _RUN_ID,
         _REQUEST_ID,
-        _c("index", "Int64", "", "index of the later token of the gap; tokens of the first delivery have no row"),
+        _c(
+            "index",
+            "Int64",
+            "",
+            "index of the later token of the gap; tokens of the first delivery have no row",
+            "a delivery to the request held an unknown number of tokens",
+        ),
         _c("t_s", "Float64", "s", "when the later token became usable, after the start of the run", _UNSENT),
-        _c("itl_ms", "Float64", "ms", "gap to the token before it; k tokens of one delivery give k gaps of gap / k"),
+        _c(
+            "itl_ms",
+            "Float64",
+            "ms",
+            "gap to the token before it; k tokens of one delivery give k gaps of gap / k",
+            "k unknown",
+        ),
         _c("icl_ms", "Float64", "ms", "raw gap between the two deliveries", "token not the first of its delivery"),
     ),
     "tokens": (
@@ -229,8 +259,8 @@ TABLES: dict[str, tuple[Column, ...]] = {
 _ONE_ROW = {
     "runs": "One row a run: everything summed up.",
     "requests": "One row a request, whatever its end. Latencies are null unless it ended ok.",
-    "itl": "One row an observed gap between two consecutive tokens, of ok requests. `itl_ms` is never null.",
-    "tokens": "One row a request: what was generated.",
+    "itl": "One row an observed gap between two consecutive tokens, of ok requests.",
+    "tokens": "One row a request whose token ids were visible: what was generated.",
     "steps": "One row a forward pass of the engine, where it keeps a step log.",
     "config": "One row a resolved setting of a run.",
     "environment": "One row a fact about machine, software or run.",

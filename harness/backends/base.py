@@ -19,10 +19,14 @@ class TokenSink(Protocol):
 
     def on_admit(self, request_id: str, time_ns: int) -> None: ...
 
-    def on_tokens(self, request_id: str, token_ids: Sequence[int], time_ns: int) -> None: ...
+    def on_tokens(self, request_id: str, token_ids: Sequence[int], time_ns: int) -> None:
+        """Tokens that became usable at one moment; an empty delivery is ignored."""
+
+    def on_hidden_tokens(self, request_id: str, count: int | None, time_ns: int) -> None:
+        """As ``on_tokens`` where the ids cannot be seen; ``count`` None = it is not known how many there were."""
 
     def on_end(
-        self, request_id: str, outcome: Outcome, time_ns: int, error: str | None = None, **facts: int | None
+        self, request_id: str, outcome: Outcome, time_ns: int, error: str | None = None, **facts: int | str | None
     ) -> None:
         """``facts`` are RequestRecord fields: cached_tokens, recomputed_tokens, padding_prompt_tokens …"""
 

@@ -261,8 +261,10 @@ class _Outcomes:
 
     def on_tokens(self, request_id: str, token_ids: Sequence[int], time_ns: int) -> None: ...
 
+    def on_hidden_tokens(self, request_id: str, count: int | None, time_ns: int) -> None: ...
+
     def on_end(
-        self, request_id: str, outcome: Outcome, time_ns: int, error: str | None = None, **facts: int | None
+        self, request_id: str, outcome: Outcome, time_ns: int, error: str | None = None, **facts: int | str | None
     ) -> None:
         with self._lock:
             if not outcome.ok:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from itertools import chain
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from harness.metrics.frames import floats, frame, integers, objects, rows_frame, strings
+from harness.deliveries import Deliveries
+from harness.metrics.frames import floats, frame, nullable_integers, objects, rows_frame, strings
 from harness.metrics.inter_token import Gaps, pool_gaps
 from harness.metrics.metric import RunView
 from harness.metrics.observations import FloatArray, Observations, observe
@@ -94,12 +94,14 @@ def _requests(record: RunRecord, run_id: str, o: Observations, latencies: Mappin
         "padding_prompt_tokens",
         "padding_output_tokens",
         "prefix_group",
+        "planned_prompt_tokens",
         "error",
     )
     columns: dict[str, Any] = {
         "request_id": list(o.request_ids),
         "outcome": list(o.outcomes),
-        "output_tokens": integers(o.n_tokens),
+        "output_tokens": nullable_integers(o.n_tokens, ~o.counted),
+        "output_counted_by": [r.output_counted_by or "ids" for r in rows],
         **{name: [getattr(r, name) for r in rows] for name in facts},
         **{f"{name}_s": floats(values) for name, values in times.items()},
         **{name: floats(values) for name, values in latencies.items()},
@@ -111,7 +113,7 @@ def _itl(run_id: str, o: Observations, gaps: Gaps) -> pd.DataFrame:
     t_s = gaps.t_ns / 1e9 if o.started else np.full(len(gaps.t_ns), np.nan)
     columns = {
         "request_id": strings(o.request_ids, gaps.request),
-        "index": integers(gaps.index),
+        "index": nullable_integers(gaps.index, gaps.index < 0),
         "t_s": floats(t_s),
         "itl_ms": floats(gaps.itl_ms),
         "icl_ms": floats(gaps.icl_ms),
@@ -120,11 +122,10 @@ def _itl(run_id: str, o: Observations, gaps: Gaps) -> pd.DataFrame:
 
 
 def _tokens(record: RunRecord, run_id: str, o: Observations) -> pd.DataFrame:
-    ids = [
-        np.fromiter(chain.from_iterable(c.token_ids for c in r.chunks), dtype=np.int64, count=int(n))
-        for r, n in zip(record.requests, o.n_tokens, strict=True)
-    ]
-    return frame("tokens", run_id, {"request_id": list(o.request_ids), "token_ids": objects(ids)}, len(ids))
+    ids = [Deliveries.of(r.chunks).token_ids for r in record.requests]
+    seen = [(name, own) for name, own in zip(o.request_ids, ids, strict=True) if own is not None]
+    columns = {"request_id": [name for name, _ in seen], "token_ids": objects([own for _, own in seen])}
+    return frame("tokens", run_id, columns, len(seen))
 
 
 def _step(record: RunRecord, index: int, row: Mapping[str, Any]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from harness.metrics.observations import FloatArray, IntArray
+from harness.metrics.observations import BoolArray, FloatArray, IntArray
 from harness.tables import TABLES, SchemaError, check_frame
 
 
@@ -17,9 +17,9 @@ def floats(values: FloatArray) -> pd.arrays.FloatingArray:
     return pd.arrays.FloatingArray(np.asarray(values, dtype=np.float64), np.isnan(values))
 
 
-def integers(values: IntArray) -> pd.arrays.IntegerArray:
-    """Int64 without nulls."""
-    return pd.arrays.IntegerArray(np.asarray(values, dtype=np.int64), np.zeros(len(values), dtype=np.bool_))
+def nullable_integers(values: IntArray, null: BoolArray) -> pd.arrays.IntegerArray:
+    """Int64 with nulls where ``null`` is set."""
+    return pd.arrays.IntegerArray(np.asarray(values, dtype=np.int64), null)
 
 
 def strings(values: Sequence[str], codes: IntArray) -> Any:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from harness.deliveries import UNKNOWN, Deliveries
 from harness.record import Outcome, RequestRecord, RunRecord
 
 FloatArray = npt.NDArray[np.float64]
@@ -23,9 +24,10 @@ class Observations:
         request_ids, outcomes: per request. A request reported ok without a token is ``empty``: it is a failure.
         ok: [requests] ended by EOS or at the cap with at least one token.
         t_sched, t_submit, t_admit, t_first, t_last, t_done: [requests].
-        n_tokens: [requests] tokens delivered.
+        n_tokens: [requests] tokens generated; where ``counted`` is False, how many at least.
+        counted: [requests] whether that number is known.
         chunk_request: [chunks] index of the request; deliveries without tokens are left out.
-        chunk_time, chunk_size: [chunks] ns after the start, tokens in it.
+        chunk_time, chunk_size: [chunks] ns after the start, tokens in it (UNKNOWN where a server did not say).
         started: whether the start of the run was recorded; if not, only differences of times mean something.
     """
 
@@ -39,6 +41,7 @@ class Observations:
     t_last: FloatArray
     t_done: FloatArray
     n_tokens: IntArray
+    counted: BoolArray
     chunk_request: IntArray
     chunk_time: IntArray
     chunk_size: IntArray
@@ -74,15 +77,20 @@ def _check_order(requests: list[RequestRecord], chunk_request: IntArray, chunk_t
 def observe(record: RunRecord) -> Observations:
     """The columnar view of ``record``; ValueError if the deliveries of a request run backwards in time."""
     requests, origin = record.requests, _origin_ns(record)
-    counts = np.array([len(r.chunks) for r in requests], dtype=np.int64)
-    size = np.array([len(c.token_ids) for r in requests for c in r.chunks], dtype=np.int64)
-    time = np.array([c.time_ns for r in requests for c in r.chunks], dtype=np.int64) - origin
+    delivered = [Deliveries.of(r.chunks) for r in requests]
+    counts = np.array([len(d) for d in delivered], dtype=np.int64)
+    size = np.concatenate([np.zeros(0, np.int64), *(d.sizes for d in delivered)])
+    time = np.concatenate([np.zeros(0, np.int64), *(d.times_ns for d in delivered)]) - origin
     request = np.repeat(np.arange(len(requests), dtype=np.int64), counts)
-    real = size > 0
+    real = size != 0
     size, time, request = size[real], time[real], request[real]
     _check_order(requests, request, time)
 
-    n_tokens = np.bincount(request, weights=size, minlength=len(requests)).astype(np.int64)
+    seen = np.bincount(request, weights=size.clip(1), minlength=len(requests)).astype(np.int64)
+    stated = np.array([UNKNOWN if r.output_tokens is None else r.output_tokens for r in requests], dtype=np.int64)
+    n_tokens = np.where(stated == UNKNOWN, seen, stated)
+    counted = stated != UNKNOWN
+    counted |= np.bincount(request, weights=size == UNKNOWN, minlength=len(requests)) == 0
     t_first = np.full(len(requests), np.nan)
     t_last = np.full(len(requests), np.nan)
     t_last[request] = time  # in order, so the last delivery of each request stays
@@ -90,7 +98,7 @@ def observe(record: RunRecord) -> Observations:
 
     outcomes = tuple(
         str(Outcome.EMPTY) if r.outcome in (Outcome.OK_EOS, Outcome.OK_LENGTH) and n == 0 else str(r.outcome)
-        for r, n in zip(requests, n_tokens, strict=True)
+        for r, n in zip(requests, seen, strict=True)
     )
     ok = np.array([o in (Outcome.OK_EOS, Outcome.OK_LENGTH) for o in outcomes], dtype=np.bool_)
     return Observations(
@@ -104,6 +112,7 @@ def observe(record: RunRecord) -> Observations:
         t_last=t_last,
         t_done=_relative((r.t_done_ns for r in requests), origin),
         n_tokens=n_tokens,
+        counted=counted,
         chunk_request=request,
         chunk_time=time,
         chunk_size=size,

@@ -26,7 +26,8 @@ def _n_ok(run: RunView) -> int:
 
 
 def _n_failed(run: RunView) -> int:
-    return len(run.observations.ok) - _n_ok(run) - _count(run, Outcome.CANCELLED)
+    others = _n_ok(run) + _count(run, Outcome.CANCELLED) + _count(run, Outcome.UNFINISHED)
+    return len(run.observations.ok) - others
 
 
 METRICS = (
@@ -35,5 +36,6 @@ METRICS = (
     RunMetric("n_failed", _n_failed),
     RunMetric("n_timed_out", lambda run: _count(run, Outcome.TIMEOUT)),
     RunMetric("n_cancelled", lambda run: _count(run, Outcome.CANCELLED)),
+    RunMetric("n_unfinished", lambda run: _count(run, Outcome.UNFINISHED)),
     RunMetric("outcomes", lambda run: json.dumps(Counter(run.observations.outcomes), sort_keys=True)),
 )

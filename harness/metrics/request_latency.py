@@ -41,21 +41,23 @@ def _e2e(o: Observations, _: Gaps) -> FloatArray:
 def _tpot(o: Observations, gaps: Gaps) -> FloatArray:
     # One delivery, however many tokens, holds no time between tokens: null, not 0.
     deliveries = np.bincount(o.chunk_request, minlength=len(o.ok))
-    known = o.ok & (deliveries > 1)
+    known = o.ok & (deliveries > 1) & o.counted & (o.n_tokens > 1)
     result = np.full(len(o.ok), np.nan)
     result[known] = (o.t_last[known] - o.t_first[known]) / (o.n_tokens[known] - 1) / 1e6
     return result
 
 
 def _itl_mean(o: Observations, gaps: Gaps) -> FloatArray:
-    count = np.bincount(gaps.request, minlength=len(o.ok))
-    total = np.bincount(gaps.request, weights=gaps.itl_ms, minlength=len(o.ok))
+    known = ~np.isnan(gaps.itl_ms)
+    count = np.bincount(gaps.request[known], minlength=len(o.ok))
+    total = np.bincount(gaps.request[known], weights=gaps.itl_ms[known], minlength=len(o.ok))
     return np.divide(total, count, out=np.full(len(o.ok), np.nan), where=count > 0)
 
 
 def _itl_max(o: Observations, gaps: Gaps) -> FloatArray:
     largest = np.full(len(o.ok), -np.inf)
-    np.maximum.at(largest, gaps.request, gaps.itl_ms)
+    known = ~np.isnan(gaps.itl_ms)
+    np.maximum.at(largest, gaps.request[known], gaps.itl_ms[known])
     return np.where(np.isinf(largest), np.nan, largest)
 
 

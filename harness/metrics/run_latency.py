@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from functools import partial
 
+import numpy as np
+
 from harness.metrics.metric import LOWER, RunMetric, RunView, mean, percentile
 
 
@@ -36,7 +38,7 @@ METRICS = (
         for name, qs in _REQUEST_PERCENTILES.items()
         for q in qs
     ),
-    RunMetric("itl_n", lambda run: len(run.gaps.itl_ms)),
+    RunMetric("itl_n", lambda run: int((~np.isnan(run.gaps.itl_ms)).sum())),
     RunMetric("itl_mean_ms", lambda run: mean(run.gaps.itl_ms)),
     *(RunMetric(f"itl_p{q}_ms", partial(_gap_percentile, q=q), LOWER) for q in (50, 95, 99)),
 )

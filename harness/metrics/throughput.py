@@ -14,8 +14,18 @@ def _prompt_tokens(run: RunView) -> int:
     return sum(r.prompt_tokens for r, ok in zip(run.record.requests, run.observations.ok, strict=True) if ok)
 
 
-def _generated_tokens(run: RunView) -> int:
-    return int(run.observations.n_tokens[run.observations.ok].sum())
+def _uncounted(run: RunView) -> int:
+    return int((run.observations.ok & ~run.observations.counted).sum())
+
+
+def _generated_tokens(run: RunView) -> int | None:
+    """None if a server left open how many tokens some request got: a sum over the others would be too small."""
+    return None if _uncounted(run) else int(run.observations.n_tokens[run.observations.ok].sum())
+
+
+def _gen_tok_s(run: RunView) -> float | None:
+    generated = _generated_tokens(run)
+    return None if generated is None else rate(generated, run.wall_s)
 
 
 def _by_request(run: RunView, name: str) -> int | None:
@@ -42,7 +52,8 @@ METRICS = (
         RunMetric(name, partial(_by_request, name=name))
         for name in ("cached_tokens", "recomputed_tokens", "padding_prompt_tokens", "padding_output_tokens")
     ),
-    RunMetric("gen_tok_s", lambda run: rate(_generated_tokens(run), run.wall_s), HIGHER),
+    RunMetric("n_uncounted", _uncounted),
+    RunMetric("gen_tok_s", _gen_tok_s, HIGHER),
     RunMetric("prompt_tok_s", lambda run: rate(_prompt_tokens(run), run.wall_s)),
     RunMetric("request_s", lambda run: rate(int(run.observations.ok.sum()), run.wall_s)),
     RunMetric("offered_request_s", lambda run: _arrival_rate(run.observations.t_sched)),

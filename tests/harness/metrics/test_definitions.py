@@ -329,3 +329,50 @@ def test_tokens_equal() -> None:
     assert tokens_equal(table, "other", "reference") is False
     assert tokens_equal(table, "fewer", "reference") is None
     assert tokens_equal(table, "absent", "reference") is None
+
+
+def test_deliveries_of_unknown_size_keep_their_gap_and_claim_no_token() -> None:
+    """Text at 100, 150 and 260 ms. Total 5: TPOT (260 - 100) / 4, no ITL; total unknown: no count, no rate."""
+
+    def hidden(name: str, total: int | None) -> RequestRecord:
+        chunks = [TokenChunk(T0 + ms * MS, None) for ms in (100, 150, 260)]
+        by = "total" if total else "nothing"
+        return request(name, [], chunks=chunks, outcome=Outcome.OK_EOS, output_tokens=total, output_counted_by=by)
+
+    for total in (5, None):
+        record = run(hidden("a", total))
+        row, own = run_row(record), request_row(record, "a")
+        itl = compute_tables(record)["itl"]
+        assert own.ttft_ms == 100
+        assert itl["icl_ms"].tolist() == [50, 110]
+        assert itl["itl_ms"].isna().all()
+        assert itl["index"].isna().all()
+        assert (row.n_ok, row.itl_n) == (1, 0)
+        assert row.isna()["itl_p50_ms"]
+        assert own.isna()[["itl_mean_ms", "itl_max_ms"]].all()
+        assert compute_tables(record)["tokens"].empty
+        if total:
+            assert (own.output_tokens, own.tpot_ms, row.generated_tokens, row.n_uncounted) == (5, 40, 5, 0)
+            assert row.gen_tok_s == 5
+        else:
+            assert own.isna()[["output_tokens", "tpot_ms"]].all()
+            assert row.isna()[["generated_tokens", "gen_tok_s"]].all()
+            assert row.n_uncounted == 1
+
+
+def test_unfinished_requests_are_censored_and_counted_apart() -> None:
+    open_one = request("b", [(10, 1), (20, 1)], outcome=Outcome.UNFINISHED, t_done_ns=None)
+    row = run_row(run(request("a", [(10, 1)]), open_one))
+    assert (row.n_ok, row.n_failed, row.n_unfinished) == (1, 0, 1)
+    assert request_row(run(open_one), "b").isna()["ttft_ms"]
+    assert request_row(run(open_one), "b").output_tokens == 2
+
+
+def test_refusals_of_a_server_are_outcomes_by_status() -> None:
+    refused = Outcome("http_503")
+    assert refused is Outcome("http_503")
+    assert (str(refused), refused.ok) == ("http_503", False)
+    row = run_row(run(request("a", [], outcome=refused), request("b", [(10, 1)])))
+    assert (row.n_failed, json.loads(row.outcomes)) == (1, {"http_503": 1, "ok_eos": 1})
+    with pytest.raises(ValueError, match="http_5030"):
+        Outcome("http_5030")
