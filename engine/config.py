@@ -24,11 +24,15 @@ class ContinuousBatchingConfig:
         max_batch_tokens: query tokens of one forward pass; None = 8192, less if memory is short, never under 256.
         max_memory_percent: share of free memory, in (0, 1], for cache, buffers and activations.
         max_requests_per_batch: requests in one forward pass; None = the number submitted, or 1024.
-        max_blocks_per_request: width of the block table of the decode path; 0 = no decode path.
+        max_blocks_per_request: pages of the block tables of captured steps; a step with a longer request is launched
+            kernel by kernel. None = from the hints, or 32. 0 = no decode fast path: every row takes the varlen path.
         allow_block_sharing: reuse cached prefixes where every layer allows it.
         use_async_batching: schedule and launch step N+1 while step N runs. Needs CUDA graphs.
         use_cuda_graph: a bool or a pair (varlen, decode); None = on where backend and device can.
-        q_padding_interval_size, kv_padding_interval_size: padding of captured shapes; 0 = the engine's own buckets.
+        q_padding_interval_size: captured steps with prefills have multiples of so many prefill tokens; 0 = the
+            engine's own sizes.
+        kv_padding_interval_size: captured steps exist for block tables of multiples of so many tokens, and a step is
+            replayed on the narrowest that fits; 0 = one width.
         varlen_compile_config, decode_compile_config: explicit transformers CompileConfig of a path.
         default_compile_level: 0 to 3, how much torch.compile does for a path without an explicit config.
         scheduler_type: "fifo" or "prefill_first".
@@ -41,7 +45,7 @@ class ContinuousBatchingConfig:
         max_queue_size: requests waiting for admission; 0 = no limit.
         per_request_processors: requests may set their own temperature, filters, penalties and bias.
         drop_unsupported_processors: accepted for compatibility; the engine refuses what it cannot do, it drops nothing.
-        disable_nccl_graph_mixing, cpu_group_timeout: tensor parallelism only.
+        disable_nccl_graph_mixing, cpu_group_timeout: of tensor parallelism; without effect on one process.
         use_fused_forward: run known families (Llama, Mistral, Qwen2, Qwen3, Gemma2) through the engine's own fused
             forward pass; None = where the model allows it, False = transformers' forward pass. Not in transformers.
         use_default_compile_configs, max_cached_graphs, block_size: deprecated.

@@ -55,6 +55,9 @@ class EngineCore:
     def warm_up(self) -> None:
         """Do once what the first steps would otherwise wait for (graph capture)."""
         self.runner.warm_up()
+        if self.runner.graphs is not None:
+            self.stats.captured_steps = len(self.runner.graphs)
+            self.stats.graph_pool_bytes = self.runner.graphs.pool_bytes
 
     def close(self) -> None:
         """Release the device's memory and leave the model as it was found."""
@@ -215,6 +218,8 @@ class EngineCore:
             prefill_rows=prefill_rows,
             prefill_tokens=prefill_tokens,
             padded_rows=launched.padded_rows,
+            table_pages=launched.table_pages,
+            decode_kernel_rows=launched.decode_kernel_rows,
             kv_tokens=kv_tokens,
             running=plan.num_running,
             waiting=plan.num_waiting,

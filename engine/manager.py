@@ -7,6 +7,7 @@ import secrets
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -393,8 +394,8 @@ class ContinuousBatchingManager:
         self.stats.reset()
 
     def ledger(self) -> dict[str, int]:
-        """Planned use of memory in bytes by name."""
-        return self.resolved_config.ledger.as_dict()
+        """Planned use of memory in bytes by name; with captured steps, also what they were found to hold."""
+        return replace(self.resolved_config.ledger, graph_pool=self.stats.graph_pool_bytes).as_dict()
 
     # --- the loop's side --------------------------------------------------------------------------------------------
 

@@ -16,6 +16,8 @@ class StepRecord:
     Attributes:
         kind: "decode", "prefill" or "mixed".
         padded_rows: query tokens added to reach a captured size (one a row in a decode step).
+        table_pages: pages of its block tables, those added to reach a captured width included.
+        decode_kernel_rows: rows that took the decode fast path.
         kv_tokens: keys read by attention, summed over rows.
         schedule_ms: host time to choose the batch, build its inputs and launch it.
         step_ms: start of scheduling to tokens on the host.
@@ -31,6 +33,8 @@ class StepRecord:
     prefill_rows: int
     prefill_tokens: int
     padded_rows: int
+    table_pages: int
+    decode_kernel_rows: int
     kv_tokens: int
     running: int
     waiting: int
@@ -56,6 +60,8 @@ class EngineStats:
         offloads, restores: requests whose blocks were copied to the host, and back.
         offloaded_tokens: computed positions of the former.
         oom_retries: steps planned again, smaller, because device memory ran out.
+        captured_steps: CUDA graphs there are.
+        graph_pool_bytes: device memory they hold; None without graphs.
     """
 
     steps: int = 0
@@ -73,6 +79,9 @@ class EngineStats:
     prefix_hit_tokens: int = 0
     prefix_query_tokens: int = 0
     graph_replays: int = 0
+    captured_steps: int = 0
+    graph_pool_bytes: int | None = None
+    decode_kernel_rows: int = 0
     padded_rows: int = 0
     max_running: int = 0
     kv_blocks_total: int = 0
@@ -83,7 +92,8 @@ class EngineStats:
 
     def reset(self) -> None:
         """Start counting anew (after a warm-up)."""
-        fresh = EngineStats(kv_blocks_total=self.kv_blocks_total, host_blocks_total=self.host_blocks_total)
+        kept = ("kv_blocks_total", "host_blocks_total", "captured_steps", "graph_pool_bytes")
+        fresh = EngineStats(**{name: getattr(self, name) for name in kept})
         for name in self.__slots__:
             setattr(self, name, getattr(fresh, name))
 
@@ -93,6 +103,7 @@ class EngineStats:
         self.prefill_tokens += step.prefill_tokens
         self.graph_replays += step.graph
         self.padded_rows += step.padded_rows
+        self.decode_kernel_rows += step.decode_kernel_rows
         self.max_running = max(self.max_running, step.running)
         low = self.kv_blocks_free_min
         self.kv_blocks_free_min = step.free_blocks if low is None else min(low, step.free_blocks)

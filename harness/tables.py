@@ -211,6 +211,8 @@ TABLES: dict[str, tuple[Column, ...]] = {
         _c("prefill_rows", "Int64", "rows", "requests that computed prompt tokens", _HIDDEN),
         _c("prefill_tokens", "Int64", "tokens", "prompt tokens computed", _HIDDEN),
         _c("padded_rows", "Int64", "tokens", "query tokens added to reach a captured size", _HIDDEN),
+        _c("table_pages", "Int64", "pages", "width of the block tables, padding to a captured width included", _HIDDEN),
+        _c("decode_kernel_rows", "Int64", "rows", "rows that took the decode fast path", _HIDDEN),
         _c("kv_tokens", "Int64", "tokens", "KV entries read by attention", _HIDDEN),
         _c("running", "Int64", "requests", "requests holding a place after scheduling", _HIDDEN),
         _c("waiting", "Int64", "requests", "requests queued after scheduling", _HIDDEN),

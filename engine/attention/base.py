@@ -14,11 +14,14 @@ class AttentionBackend(Protocol):
 
     Attributes:
         name: as in ``attn_implementation``.
-        capturable: whether the decode call may be recorded in a CUDA graph.
+        capturable: whether its calls may be recorded in a CUDA graph.
+        decode_kernel: whether it has a kernel of its own for rows with one query token, which reads the block table;
+            such rows then count as the decode fast path.
     """
 
     name: ClassVar[str]
     capturable: ClassVar[bool]
+    decode_kernel: ClassVar[bool]
 
     def attend(
         self,

@@ -35,6 +35,7 @@ class FlashAttention2:
 
     name: ClassVar[str] = "flash_attention_2"
     capturable: ClassVar[bool] = True
+    decode_kernel: ClassVar[bool] = True
 
     def __init__(self) -> None:
         from flash_attn import flash_attn_varlen_func, flash_attn_with_kvcache

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -52,3 +52,27 @@ class AttentionMetadata:
     host_query_lengths: Sequence[int] = ()
     host_tables: tuple[list[list[int]], ...] = ()
     memo: dict[Any, Any] = field(default_factory=dict)
+
+    def as_varlen(self) -> AttentionMetadata:
+        """The same step with every row a prefill row: how steps are run without the decode fast path.
+
+        What lies on the device is derived there, so this may be part of a captured step.
+        """
+        decodes = self.num_decode
+        if not decodes:
+            return self
+        device = self.kv_lengths.device
+        cu_query = torch.arange(decodes + 1, dtype=torch.int32, device=device)
+        if self.cu_query is not None:
+            cu_query = torch.cat((cu_query, self.cu_query[1:] + decodes))
+        cu_kv = torch.nn.functional.pad(self.kv_lengths.cumsum(0, dtype=torch.int32), (1, 0))
+        return replace(
+            self,
+            num_decode=0,
+            cu_query=cu_query,
+            cu_kv=cu_kv,
+            max_query=max(self.max_query, 1),
+            max_kv=max((self.max_kv, *self.host_kv_lengths)),
+            host_query_lengths=[1] * decodes + list(self.host_query_lengths),
+            memo={},
+        )

@@ -40,6 +40,7 @@ class SdpaAttention:
 
     name: ClassVar[str] = "sdpa"
     capturable: ClassVar[bool] = False
+    decode_kernel: ClassVar[bool] = False
 
     def attend(
         self,

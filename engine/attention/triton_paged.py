@@ -30,6 +30,7 @@ class TritonAttention:
 
     name: ClassVar[str] = "triton"
     capturable: ClassVar[bool] = True
+    decode_kernel: ClassVar[bool] = True
 
     def attend(
         self,

@@ -18,20 +18,24 @@ class Ledger:
         kv_cache: keys and values of all blocks, the trash block included.
         step_buffers: inputs of a step on the device.
         activations: peak of temporary tensors in a forward pass over ``max_batch_tokens``, logits included.
+        graph_pool: what captured steps hold besides; measured once they are captured, None before and without any.
     """
 
     weights: int
     kv_cache: int
     step_buffers: int
     activations: int
+    graph_pool: int | None = None
 
     def as_dict(self) -> dict[str, int]:
-        return {
+        """Bytes by name; what is not known is left out."""
+        lines = {
             "weights_bytes": self.weights,
             "kv_cache_bytes": self.kv_cache,
             "step_buffers_bytes": self.step_buffers,
             "activations_bytes": self.activations,
         }
+        return lines if self.graph_pool is None else lines | {"graph_pool_bytes": self.graph_pool}
 
 
 def activation_bytes(shape: ModelShape, max_batch_tokens: int, max_requests: int) -> int:

@@ -15,10 +15,6 @@ def refuse_what_is_not_there(r: Resolution) -> None:
     config = r.config
     if config.default_compile_level or config.varlen_compile_config or config.decode_compile_config:
         raise ValueError("torch.compile (default_compile_level, *_compile_config) is not available yet; leave it at 0")
-    if config.q_padding_interval_size or config.kv_padding_interval_size:
-        raise ValueError(
-            "q_/kv_padding_interval_size are not available yet; leave them at 0 (the engine's own buckets)"
-        )
 
 
 def scheduler(r: Resolution) -> None:
@@ -52,17 +48,61 @@ def forward(r: Resolution) -> None:
         raise ValueError(f"use_fused_forward=True cannot be met: {obstacle}; leave it at None")
 
 
+def decode_path(r: Resolution) -> None:
+    """Whether rows with one query token take a kernel of their own (the decode fast path), and how many pages the
+    block tables of captured steps have; a step with a longer request is launched kernel by kernel."""
+    wanted, backend, device = r["max_blocks_per_request"], BACKENDS[r["attention_backend"]], r.shape.device.type
+    prompt, generated = r.hints.max_prompt_length, r.hints.max_generated_length
+    if wanted:
+        width, why = wanted, "user"
+    elif prompt and generated:
+        width, why = -(-(prompt + generated) // r["page_size"]) + 1, "derived: longest prompt + longest generation"
+    else:
+        width, why = DEFAULT_BLOCKS_PER_REQUEST, "default"
+    r.set("table_pages", width, why)
+    if wanted == 0:
+        r.set("decode_kernel", False, "derived: max_blocks_per_request=0, every row takes the varlen path")
+        return
+    kernel = f"kernel of {backend.name}" if backend.decode_kernel else f"{backend.name} on {device} has none"
+    r.set("decode_kernel", backend.decode_kernel, f"derived: {kernel}")
+    if not r.layout.can_share_prefixes:
+        reason = "the model has sliding-window layers"
+        if backend.decode_kernel:
+            reason += f"; the decode kernel of {backend.name} serves them nonetheless"
+        r.note(logging.WARNING if wanted else logging.INFO, f"max_blocks_per_request is set to 0: {reason}")
+    elif not backend.decode_kernel:
+        reason = f"{backend.name} on {device} has no decode kernel"
+        if wanted:
+            r.note(logging.WARNING, f"max_blocks_per_request is set to 0: {reason}")
+    else:
+        r.set("max_blocks_per_request", width, why)
+        return
+    r.set("max_blocks_per_request", 0, f"derived: {reason}")
+
+
 def graphs_and_async(r: Resolution) -> None:
+    """(steps with varlen rows, steps of decode rows only); without a decode kernel all steps are of the first kind."""
     wanted = r["use_cuda_graph"]
     possible = r.shape.device.type == "cuda" and BACKENDS[r["attention_backend"]].capturable
     off = "no CUDA device" if r.shape.device.type != "cuda" else f"{r['attention_backend']} cannot be captured"
+    decode = r["decode_kernel"]
     if wanted is None:
-        r.set("use_cuda_graph", (possible, possible), f"derived: {'where the device can' if possible else off}")
+        r.set(
+            "use_cuda_graph", (possible, possible and decode), f"derived: {'where the device can' if possible else off}"
+        )
     else:
         pair = (wanted, wanted) if isinstance(wanted, bool) else tuple(wanted)
         if any(pair) and not possible:
             raise ValueError(f"use_cuda_graph={wanted!r}: {off}; leave it at None or set it to False")
-        r.set("use_cuda_graph", pair, "user")
+        if pair[1] and not decode:
+            if not pair[0]:
+                r.note(
+                    logging.WARNING,
+                    f"use_cuda_graph={wanted!r} captures nothing: without a decode kernel every step is a varlen step",
+                )
+            r.set("use_cuda_graph", (pair[0], False), "derived: no decode kernel, every step is a varlen step")
+        else:
+            r.set("use_cuda_graph", pair, "user")
     captured = any(r["use_cuda_graph"])
     if r.is_open("use_async_batching"):
         r.set("use_async_batching", captured, "derived: follows use_cuda_graph")
@@ -70,29 +110,36 @@ def graphs_and_async(r: Resolution) -> None:
         raise ValueError("use_async_batching=True needs CUDA graphs: set use_cuda_graph=True on a device that has them")
 
 
+def padding(r: Resolution) -> None:
+    """The intervals shape captured steps; where they shape none, that is said."""
+    mixed, decode = r["use_cuda_graph"]
+    q, kv = r["q_padding_interval_size"], r["kv_padding_interval_size"]
+    spanned = r["table_pages"] * r["page_size"]
+    obstacles = {
+        "q_padding_interval_size": None if mixed else "no step with prefills is captured",
+        "kv_padding_interval_size": None if mixed or decode else "no step is captured",
+    }
+    if mixed and q > r["max_batch_tokens"]:
+        text = f"it exceeds max_batch_tokens={r['max_batch_tokens']}: no step with prefills is captured"
+        obstacles["q_padding_interval_size"] = text
+    if (mixed or decode) and kv >= spanned:
+        text = f"the block tables of captured steps span {spanned} tokens (max_blocks_per_request): they have one width"
+        obstacles["kv_padding_interval_size"] = text
+    for name, obstacle in obstacles.items():
+        if r[name] and obstacle is not None:
+            r.set(name, r[name], f"user; without effect: {obstacle}")
+            r.note(logging.WARNING, f"{name}={r[name]} has no effect: {obstacle}")
+
+
+def parallel(r: Resolution) -> None:
+    """Settings of tensor parallelism change nothing on the one process that the engine runs in."""
+    for name in ("cpu_group_timeout", "disable_nccl_graph_mixing"):
+        if r.source(name) == "user":
+            r.set(name, r[name], "user; without effect: one process")
+            r.note(logging.INFO, f"{name}={r[name]} has no effect: the engine runs in one process")
+
+
 def sharing(r: Resolution) -> None:
     if r["allow_block_sharing"] and not r.layout.can_share_prefixes:
         r.set("allow_block_sharing", False, "derived: off, the model has sliding-window layers")
         r.note(logging.INFO, "prefix sharing is off: the model has sliding-window layers")
-
-
-def decode_table(r: Resolution) -> None:
-    """Width of the captured steps' block tables; a step with a longer request is launched instead."""
-    if not any(r["use_cuda_graph"]):
-        if r["max_blocks_per_request"]:
-            r.set("max_blocks_per_request", 0, "derived: 0, no captured steps")
-            r.note(logging.WARNING, "max_blocks_per_request is set to 0: no step is captured on this device or backend")
-        elif r.is_open("max_blocks_per_request"):
-            r.set("max_blocks_per_request", 0, "derived: no captured steps")
-        return
-    if r["max_blocks_per_request"] == 0:
-        r.set("use_cuda_graph", (False, False), "derived: off, max_blocks_per_request=0")
-        r.set("use_async_batching", False, "derived: off, max_blocks_per_request=0")
-        return
-    if r.is_open("max_blocks_per_request"):
-        prompt, generated = r.hints.max_prompt_length, r.hints.max_generated_length
-        if prompt and generated:
-            width = -(-(prompt + generated) // r["page_size"]) + 1
-            r.set("max_blocks_per_request", width, "derived: longest prompt + longest generation")
-        else:
-            r.set("max_blocks_per_request", DEFAULT_BLOCKS_PER_REQUEST, "default")

@@ -36,6 +36,9 @@ class Resolution:
     def __getitem__(self, name: str) -> Any:
         return self.values[name].value
 
+    def source(self, name: str) -> str:
+        return self.values[name].source
+
     def set(self, name: str, value: Any, why: str) -> None:
         self.values[name] = Resolved(value, why)
 

@@ -41,14 +41,16 @@ def resolve(
         execution.scheduler,
         execution.attention,
         execution.forward,
+        execution.decode_path,
         execution.graphs_and_async,
+        execution.parallel,
         execution.sharing,
-        execution.decode_table,
         memory.memory_percent,
         memory.requests_before_memory,
         memory.batch_tokens,
         memory.num_blocks,
         memory.fit_requests,
+        execution.padding,
         memory.offload,
     ):
         step(r)

@@ -8,7 +8,8 @@ the smaller ones find its memory.
 
 from __future__ import annotations
 
-import bisect
+import logging
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -17,20 +18,10 @@ import torch
 
 from engine.attention import AttentionMetadata, GroupTables
 from engine.runner.batch import StepShape
+from engine.runner.buckets import StepBuckets
 from engine.scheduler import ScheduledRow
 
-MIXED_PREFILLS = 8
-"""Prefill rows of a captured mixed step."""
-MIXED_TOKENS = (64, 128, 256, 512, 1024)
-"""Prefill tokens of the captured mixed steps. Larger steps keep the device busy longer than their launches take."""
-MIXED_DECODES = (0, 16, 32, 64, 128, 192, 256)
-"""Decode rows beside them."""
-
-
-def bucket_sizes(max_rows: int) -> list[int]:
-    """Rows of the captured decode steps: 1, 2, 4, then by 8 to 256, then by 64, and ``max_rows`` itself."""
-    sizes = [n for n in (1, 2, 4, *range(8, 257, 8), *range(320, max_rows + 1, 64)) if n < max_rows]
-    return [*sizes, max_rows]
+logger = logging.getLogger(__name__)
 
 
 class StepRunner(Protocol):
@@ -70,39 +61,31 @@ class StepGraphs:
 
     Args:
         runner: whose forward pass is captured.
-        max_rows: most rows of a step.
-        max_tokens: most query tokens of a step.
-        width: pages of the static block tables; steps with a longer request are launched instead.
+        buckets: sizes of the steps.
         page_size: tokens a page.
-        mixed, decode: whether to capture steps with prefills and decode steps.
+
+    Attributes:
+        pool_bytes: device memory that their temporary tensors and logits share.
     """
 
-    def __init__(
-        self,
-        runner: StepRunner,
-        max_rows: int,
-        max_tokens: int,
-        width: int,
-        page_size: int,
-        mixed: bool,
-        decode: bool,
-    ) -> None:
-        self.width = width
-        self._max_kv = width * page_size
-        self._runner = runner
-        self._decodes = bucket_sizes(min(max_rows, max_tokens)) if decode else []
-        self._mixed_tokens = [n for n in MIXED_TOKENS if n <= max_tokens] if mixed else []
-        self._mixed_decodes = [n for n in MIXED_DECODES if n + MIXED_PREFILLS <= max_rows]
-        shapes = [self._shape(decodes, 0) for decodes in self._decodes]
-        shapes += [self._shape(decodes, tokens) for tokens in self._mixed_tokens for decodes in self._mixed_decodes]
-        shapes.sort(key=lambda shape: (shape.tokens, shape.rows), reverse=True)
+    def __init__(self, runner: StepRunner, buckets: StepBuckets, page_size: int) -> None:
+        self.buckets = buckets
+        self._page_size, self._runner = page_size, runner
+        started = time.perf_counter()
+        shapes = buckets.shapes()
         inputs = torch.zeros(max((shape.size for shape in shapes), default=0), dtype=torch.int32, device=runner.device)
         pool = torch.cuda.graph_pool_handle()
-        self._steps = {(s.decodes, s.prefill_tokens): self._capture(s, inputs, pool) for s in shapes}
+        self._steps = {shape: self._capture(shape, inputs, pool) for shape in shapes}
+        self.pool_bytes = _pool_bytes(pool)
+        logger.info(
+            "%d steps captured in %.1f s; they hold %.0f MiB",
+            len(self),
+            time.perf_counter() - started,
+            self.pool_bytes / 2**20,
+        )
 
-    def _shape(self, decodes: int, tokens: int) -> StepShape:
-        prefills = MIXED_PREFILLS if tokens else 0
-        return StepShape(decodes, prefills, tokens, decodes + prefills, self.width, len(self._runner.windows))
+    def __len__(self) -> int:
+        return len(self._steps)
 
     def _capture(self, shape: StepShape, inputs: torch.Tensor, pool: Any) -> CapturedStep:
         runner = self._runner
@@ -116,7 +99,7 @@ class StepGraphs:
                 cu_query=views["cu_query"] if shape.prefills else None,
                 cu_kv=views["cu_kv"] if shape.prefills else None,
                 max_query=shape.prefill_tokens,
-                max_kv=self._max_kv,
+                max_kv=shape.width * self._page_size,
             )
             return runner.forward(shape, views, metadata)
 
@@ -132,14 +115,11 @@ class StepGraphs:
 
     def find(self, shape: StepShape) -> CapturedStep | None:
         """The smallest captured step with room for a step of this shape; None if there is none."""
-        if shape.width > self.width or shape.prefills > MIXED_PREFILLS:
-            return None
-        tokens = _at_least(self._mixed_tokens, shape.prefill_tokens) if shape.prefills else 0
-        decodes = _at_least(self._mixed_decodes if shape.prefills else self._decodes, shape.decodes)
-        return None if tokens is None or decodes is None else self._steps[decodes, tokens]
+        bucket = self.buckets.find(shape)
+        return None if bucket is None else self._steps[bucket]
 
 
-def _at_least(sizes: list[int], size: int) -> int | None:
-    """The smallest of ascending ``sizes`` that is not below ``size``."""
-    index = bisect.bisect_left(sizes, size)
-    return sizes[index] if index < len(sizes) else None
+def _pool_bytes(pool: Any) -> int:
+    """Device memory reserved by a graph pool."""
+    segments = torch.cuda.memory_snapshot()
+    return sum(s["total_size"] for s in segments if tuple(s["segment_pool_id"]) == tuple(pool))

@@ -14,6 +14,7 @@ from engine.model_shape import ModelShape
 from engine.models import BridgedModel, Executor, FusedDecoder
 from engine.resolution import ResolvedConfig
 from engine.runner.batch import BatchState, StepShape
+from engine.runner.buckets import StepBuckets
 from engine.runner.graphs import StepGraphs
 from engine.runner.host_blocks import HostStore, Transfer
 from engine.runner.kv_tensors import allocate_kv
@@ -28,6 +29,8 @@ class LaunchedStep:
     Attributes:
         rows: the rows that sample, in the order of the choice.
         padded_rows: rows added to reach a captured size.
+        table_pages: width of its block tables.
+        decode_kernel_rows: rows that took the decode fast path.
         replayed: whether a CUDA graph was replayed.
     """
 
@@ -35,6 +38,8 @@ class LaunchedStep:
     choice: Choice
     event: Any
     padded_rows: int
+    table_pages: int
+    decode_kernel_rows: int
     replayed: bool
 
     def wait(self) -> tuple[list[int], list[Any], list[Any]]:
@@ -80,6 +85,7 @@ class ModelRunner:
         self.model, self.shape, self.config = model, shape, config
         self.device = shape.device
         backend = BACKENDS[config.attention_backend]()
+        self._all_varlen = backend.decode_kernel and not config.decode_kernel  # max_blocks_per_request=0
         caches = allocate_kv(config.layout, config.num_blocks, shape.dtype, self.device)
         self.executor: Executor
         if config.use_fused_forward:
@@ -101,17 +107,23 @@ class ModelRunner:
     @torch.inference_mode()
     def warm_up(self) -> None:
         """Compile and load what the first steps would otherwise wait for; capture graphs."""
-        mixed, decode = self.config.use_cuda_graph
-        if (mixed or decode) and self.graphs is None:
-            self.graphs = StepGraphs(
-                self,
-                self.config.max_requests_per_batch,
-                self.config.max_batch_tokens,
-                self.config.max_blocks_per_request,
-                self.config.page_size,
-                mixed,
-                decode,
-            )
+        if any(self.config.use_cuda_graph) and self.graphs is None:
+            self.graphs = StepGraphs(self, self._buckets(), self.config.page_size)
+
+    def _buckets(self) -> StepBuckets:
+        config = self.config
+        varlen, decode = config.use_cuda_graph
+        return StepBuckets.plan(
+            max_rows=config.max_requests_per_batch,
+            max_tokens=config.max_batch_tokens,
+            table_pages=config.table_pages,
+            page_size=config.page_size,
+            groups=len(self.windows),
+            mixed=varlen,
+            decode=decode if config.decode_kernel else varlen,  # without the kernel decode steps are varlen steps
+            q_interval=config.q_padding_interval_size,
+            kv_interval=config.kv_padding_interval_size,
+        )
 
     @torch.inference_mode()
     def transfer(self, plan: StepPlan) -> Transfer | None:
@@ -145,7 +157,14 @@ class ModelRunner:
         choice = self._choose(logits[:samples], sampled, views["sample_slots"][:samples])
         if plan.copies:
             self.copy_blocks(plan.copies)
-        return LaunchedStep(sampled, *self._send_home(choice), padded, captured is not None)
+        return LaunchedStep(
+            sampled,
+            *self._send_home(choice),
+            padded_rows=padded,
+            table_pages=width if captured is None else captured.shape.width,
+            decode_kernel_rows=decodes if self.config.decode_kernel else 0,
+            replayed=captured is not None,
+        )
 
     def _metadata(
         self, shape: StepShape, views: dict[str, torch.Tensor], rows: Sequence[ScheduledRow]
@@ -172,6 +191,8 @@ class ModelRunner:
             decode = ids[: shape.decodes]
             resolved = torch.where(decode < 0, self.last_token[views["slots"][: shape.decodes]], decode)
             ids = torch.cat((resolved, ids[shape.decodes :])) if shape.prefills else resolved
+        if self._all_varlen:
+            metadata = metadata.as_varlen()
         return self.executor.logits(ids, views["positions"], metadata, views["sample_index"])
 
     def synchronize(self) -> None:

@@ -215,13 +215,11 @@ def test_sharing_is_off_with_sliding_layers_and_says_so(windows: tuple[int | Non
     "given",
     [
         {"default_compile_level": 1},
-        {"q_padding_interval_size": 64},
-        {"kv_padding_interval_size": 64},
         {"varlen_compile_config": object()},
     ],
 )
 def test_what_is_not_there_is_refused_by_name(given: dict[str, Any]) -> None:
-    name = next(iter(given)).removeprefix("q_").removeprefix("kv_").removeprefix("varlen")
+    name = next(iter(given)).removeprefix("varlen")
     with pytest.raises(ValueError, match=f"{name}.*not available yet"):
         resolved(**given)
 
