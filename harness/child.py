@@ -92,7 +92,9 @@ def measure(spec: Mapping[str, Any], report: Report, clock: Clock) -> RunRecord:
     """
     from harness.backends import GenerationSettings, create
     from harness.config import engine_settings
+    from harness.gc_log import GcLog
     from harness.load import CpuReading, machine_load
+    from harness.slo import read_slo
     from harness.telemetry import Telemetry
 
     identity, settings = dict(spec["identity"]), spec["measure"]
@@ -131,12 +133,15 @@ def measure(spec: Mapping[str, Any], report: Report, clock: Clock) -> RunRecord:
         gc.freeze()
         report.phase("measuring")
         ticker = _Ticker(report, recorder)
+        collections = GcLog(clock)
+        collections.start()
         telemetry.start()
         cpu_before = CpuReading.now(clock)
         try:
             result = drive(workload, backend, recorder, clock, settings["timeout_s"])
         finally:
             cpu_after = CpuReading.now(clock)
+            collections.stop()
             ticker.stop()
             telemetry.stop()
         peaks = _peaks(device)
@@ -158,6 +163,8 @@ def measure(spec: Mapping[str, Any], report: Report, clock: Clock) -> RunRecord:
         counters=counters,
         memory=memory | peaks,
         telemetry=telemetry.samples(result.t_start_ns),
+        gc_pauses=collections.pauses(),
+        slo=read_slo(spec["slo"]),
     )
     _judge(record, result, settings["timeout_s"])
     return record

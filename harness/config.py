@@ -21,6 +21,7 @@ from hydra.core.object_type import ObjectType
 from omegaconf import MISSING, DictConfig, OmegaConf
 
 from harness.backends.generation import GenerationSettings
+from harness.slo import read_slo
 from workloads.config import hydra_schemas
 
 
@@ -118,6 +119,23 @@ class MeasureConfig:
 
 
 @dataclass
+class SloConfig:
+    """Fields of :class:`harness.slo.Slo`, restated as those of :class:`ModelConfig` are. A test holds them together."""
+
+    name: str = "unnamed"
+    ttft_p50_ms: float | None = None
+    ttft_p95_ms: float | None = None
+    ttft_p99_ms: float | None = None
+    itl_p95_ms: float | None = None
+    itl_p99_ms: float | None = None
+    e2e_p95_ms: float | None = None
+    request_ttft_ms: float | None = None
+    request_itl_ms: float | None = None
+    request_tpot_ms: float | None = None
+    request_e2e_ms: float | None = None
+
+
+@dataclass
 class ExperimentConfig:
     """What a sweep is about; null in a single run."""
 
@@ -136,11 +154,12 @@ class BenchConfig:
     workload: Any = MISSING
     generation: GenerationSettings = MISSING
     measure: MeasureConfig = MISSING
+    slo: SloConfig = MISSING
     experiment: ExperimentConfig = field(default_factory=ExperimentConfig)
     results_dir: str = MISSING
 
 
-_UNMEASURED = frozenset(("hydra", "results_dir", "experiment"))
+_UNMEASURED = frozenset(("hydra", "results_dir", "experiment", "slo"))
 
 
 def config_hash(config: Mapping[str, Any]) -> str:
@@ -199,8 +218,9 @@ def _unknown_keys(config: DictConfig, prefix: str) -> list[str]:
 
 
 def check(config: Mapping[str, Any]) -> None:
-    """Raise ValueError for what is wrong whatever the engine: of the measure group or of generation."""
+    """Raise ValueError for what is wrong whatever the engine: of the measure group, the SLO or of generation."""
     GenerationSettings(**config["generation"])
+    read_slo(config.get("slo") or {})
     measure = config["measure"]
     limits = {"warmup_requests": 0, "repeats": 1}
     for key, least in limits.items():
@@ -224,6 +244,7 @@ def register() -> None:
     store.store(group="engine", name="static_schema", node=StaticEngineConfig)
     store.store(group="model", name="model_schema", node=ModelConfig)
     store.store(group="measure", name="measure_schema", node=MeasureConfig)
+    store.store(group="slo", name="slo_schema", node=SloConfig)
     for (group, name), schema in hydra_schemas().items():
         store.store(group=group, name=name, node=schema)
     OmegaConf.register_new_resolver("config_hash", _resolve_config_hash, replace=True)

@@ -24,6 +24,7 @@ from harness.manifest import JobState
 from harness.metrics import compute_tables
 from harness.progress import JobDisplay
 from harness.record import RunRecord
+from harness.slo import read_slo
 
 SPEC_FILE = "job.json"
 LOG_FILE = "run.log"
@@ -174,7 +175,7 @@ def _run_once(job: Job, repeat: int, directory: Path) -> tuple[str, str | None]:
 
 
 def _specification(job: Job, repeat: int, directory: Path) -> dict[str, Any]:
-    groups = ("engine", "model", "arrival", "workload", "generation", "measure")
+    groups = ("engine", "model", "arrival", "workload", "generation", "measure", "slo")
     return {
         "identity": job.identity(repeat),
         **{group: job.config[group] for group in groups},
@@ -204,6 +205,7 @@ def _try_failed_row(job: Job, repeat: int, directory: Path, failure: RunFailed) 
         status="timeout" if failure.status == "timeout" else "failed",
         error=failure.cause,
         environment=provenance.collect(_command_line(job.overrides), device=None),
+        slo=read_slo(job.config["slo"]),
     )
     store.write_result(directory, compute_tables(record))
 

@@ -13,6 +13,7 @@ from enum import StrEnum
 from typing import Any
 
 from harness.deliveries import TokenChunk
+from harness.slo import Slo
 
 __all__ = ["COUNTED_BY", "ConfigValue", "Outcome", "RequestRecord", "RunRecord", "TokenChunk"]
 
@@ -121,6 +122,8 @@ class RunRecord:
         counters: run-level counts and gauges of the backend (preemptions, prefix_hit_tokens, graph_replays …).
         memory: peak and ledger figures in bytes by name.
         telemetry: samples, one mapping each (``t_s``, ``rss_bytes``, ``gpu_used_bytes`` …).
+        gc_pauses: when the interpreter collected garbage, one mapping each (``t_ns``, ``duration_ms``, ``generation``).
+        slo: the limits that were decided before the run; None = none.
     """
 
     identity: dict[str, Any]
@@ -135,6 +138,8 @@ class RunRecord:
     counters: dict[str, float | int | None] = field(default_factory=dict)
     memory: dict[str, int | None] = field(default_factory=dict)
     telemetry: list[dict[str, Any]] = field(default_factory=list)
+    gc_pauses: list[dict[str, Any]] = field(default_factory=list)
+    slo: Slo | None = None
     status: str = "ok"
     error: str | None = None
     traceback: str | None = None

@@ -51,6 +51,8 @@ _UNCOUNTED = "n_uncounted above 0"
 _HIDDEN = "not reported by the backend"
 _NO_GAP = "no gap observed"
 _NO_GPU = "no GPU, or not sampled"
+_NO_WINDOW = "no steady window: see steady_state"
+_NO_SLO = "no SLO was decided before the run, or it has no such limit"
 _BY_REQUEST = "sum over ok requests; the backend's own count over all requests if it does not report it by request"
 
 TABLES: dict[str, tuple[Column, ...]] = {
@@ -111,20 +113,87 @@ TABLES: dict[str, tuple[Column, ...]] = {
         _c("request_s", "Float64", "requests/s", "n_ok / wall_s", _NO_WALL),
         _c("offered_request_s", "Float64", "requests/s", "(n - 1) / (last due time - first)", "burst, or one request"),
         _c("sent_request_s", "Float64", "requests/s", "(n - 1) / (last t_submit - first)", "fewer than two sent"),
+        _c(
+            "steady_state",
+            "string",
+            "",
+            "steady; or why there is no window: saturated (the queue grows), non_stationary, burst (all sent within a "
+            "tenth of the run), too_short (under 50 requests, or sent within two lives of a request)",
+        ),
+        _c(
+            "steady_start_s",
+            "Float64",
+            "s",
+            "start of the steady window: where the first request was sent that MSER-5 on the TTFTs' ranks keeps",
+            _NO_WINDOW,
+        ),
+        _c("steady_end_s", "Float64", "s", "its end: the last request sent, or where CUSUM finds a change", _NO_WINDOW),
+        _c("steady_n", "Int64", "requests", "requests sent inside it", _NO_WINDOW),
+        _c(
+            "steady_gen_tok_s", "Float64", "tokens/s", "tokens of ok requests delivered inside / its length", _NO_WINDOW
+        ),
+        _c(
+            "steady_prompt_tok_s",
+            "Float64",
+            "tokens/s",
+            "prompt tokens of ok requests whose first token came inside / its length",
+            _NO_WINDOW,
+        ),
+        _c("steady_request_s", "Float64", "requests/s", "ok requests that ended inside / its length", _NO_WINDOW),
+        _c("steady_ttft_p50_ms", "Float64", "ms", "median of ttft_ms over ok requests sent inside", _NO_WINDOW),
+        _c(
+            "steady_ttft_p95_ms", "Float64", "ms", "95th percentile of ttft_ms over ok requests sent inside", _NO_WINDOW
+        ),
+        _c("steady_itl_p50_ms", "Float64", "ms", "median of the gaps that ended inside", _NO_WINDOW),
+        _c("steady_itl_p99_ms", "Float64", "ms", "99th percentile of the gaps that ended inside", _NO_WINDOW),
+        _c("slo", "string", "", "limits decided before the run, as a JSON object", "no SLO was decided"),
+        _c(
+            "slo_met", "boolean", "", "whether every limit of the run was kept; failed requests never answered", _NO_SLO
+        ),
+        _c("slo_broken", "string", "", "limits of the run that were not kept, with what was measured", "none broken"),
+        _c("n_good", "Int64", "requests", "ok requests within every limit on one request (slo_met)", _NO_SLO),
+        _c("goodput_request_s", "Float64", "requests/s", "n_good / wall_s", f"{_NO_SLO}, or {_NO_WALL}"),
         _c("ttft_mean_ms", "Float64", "ms", "mean of ttft_ms over ok requests", _NO_OK),
         _c("ttft_p50_ms", "Float64", "ms", "median of ttft_ms over ok requests", _NO_OK),
         _c("ttft_p95_ms", "Float64", "ms", "95th percentile (linear) of ttft_ms over ok requests", _NO_OK),
         _c("ttft_p99_ms", "Float64", "ms", "99th percentile (linear) of ttft_ms over ok requests", _NO_OK),
+        _c("ttft_sched_p50_ms", "Float64", "ms", "median of ttft_sched_ms over ok requests", _NO_OK),
+        _c("ttft_sched_p95_ms", "Float64", "ms", "95th percentile (linear) of ttft_sched_ms over ok requests", _NO_OK),
+        _c("ttft_sched_p99_ms", "Float64", "ms", "99th percentile (linear) of ttft_sched_ms over ok requests", _NO_OK),
         _c("itl_n", "Int64", "gaps", "number of inter-token gaps pooled over ok requests"),
         _c("itl_mean_ms", "Float64", "ms", "mean of the pooled inter-token gaps", _NO_GAP),
         _c("itl_p50_ms", "Float64", "ms", "median of the pooled inter-token gaps", _NO_GAP),
         _c("itl_p95_ms", "Float64", "ms", "95th percentile (linear) of the pooled inter-token gaps", _NO_GAP),
         _c("itl_p99_ms", "Float64", "ms", "99th percentile (linear) of the pooled inter-token gaps", _NO_GAP),
+        _c("icl_p50_ms", "Float64", "ms", "median of the raw gaps between deliveries", _NO_GAP),
+        _c("icl_p99_ms", "Float64", "ms", "99th percentile (linear) of the raw gaps between deliveries", _NO_GAP),
         _c("tpot_p50_ms", "Float64", "ms", "median of tpot_ms over ok requests", "tpot_ms null in every request"),
+        _c(
+            "tpot_p95_ms",
+            "Float64",
+            "ms",
+            "95th percentile of tpot_ms over ok requests",
+            "tpot_ms null in every request",
+        ),
         _c("e2e_p50_ms", "Float64", "ms", "median of e2e_ms over ok requests", _NO_OK),
         _c("e2e_p95_ms", "Float64", "ms", "95th percentile (linear) of e2e_ms over ok requests", _NO_OK),
         _c("e2e_p99_ms", "Float64", "ms", "99th percentile (linear) of e2e_ms over ok requests", _NO_OK),
         _c("queue_p50_ms", "Float64", "ms", "median of queue_ms over ok requests", "the backend hides admission"),
+        _c(
+            "queue_p95_ms",
+            "Float64",
+            "ms",
+            "95th percentile of queue_ms over ok requests",
+            "the backend hides admission",
+        ),
+        _c("prefill_p50_ms", "Float64", "ms", "median of prefill_ms over ok requests", "the backend hides admission"),
+        _c(
+            "prefill_p95_ms",
+            "Float64",
+            "ms",
+            "95th percentile of prefill_ms over ok requests",
+            "the backend hides admission",
+        ),
         _c("sched_lag_p99_ms", "Float64", "ms", "99th percentile of t_submit - t_sched over all sent", "none sent"),
         _c("peak_rss_bytes", "Int64", "bytes", "largest resident memory of the measured process", "not sampled"),
         _c("peak_gpu_allocated_bytes", "Int64", "bytes", "torch.cuda.max_memory_allocated while measuring", _NO_GPU),
@@ -176,6 +245,7 @@ TABLES: dict[str, tuple[Column, ...]] = {
         _c("itl_mean_ms", "Float64", "ms", "mean of its inter-token gaps", f"{_NOT_OK}, or {_NO_GAP}"),
         _c("itl_max_ms", "Float64", "ms", "largest of its inter-token gaps", f"{_NOT_OK}, or {_NO_GAP}"),
         _c("e2e_ms", "Float64", "ms", "t_last - t_submit", _NOT_OK),
+        _c("slo_met", "boolean", "", "whether it ended ok within every limit of the SLO on one request", _NO_SLO),
     ),
     "itl": (
         _RUN_ID,
@@ -226,6 +296,12 @@ TABLES: dict[str, tuple[Column, ...]] = {
         _c("restored", "Int64", "requests", "requests whose KV blocks came back before this step", _HIDDEN),
         _c("restore_ms", "Float64", "ms", "time on the device of restoring", "none restored, or not reported"),
     ),
+    "gc_pauses": (
+        _RUN_ID,
+        _c("t_s", "Float64", "s", "start of the collection after the start of the run", _UNSENT),
+        _c("duration_ms", "Float64", "ms", "how long nothing else ran in the measuring process"),
+        _c("generation", "Int64", "", "oldest generation collected: 0, 1 or 2"),
+    ),
     "config": (
         _RUN_ID,
         _c("field", "string", "", "setting of the engine"),
@@ -264,6 +340,7 @@ _ONE_ROW = {
     "itl": "One row an observed gap between two consecutive tokens, of ok requests.",
     "tokens": "One row a request whose token ids were visible: what was generated.",
     "steps": "One row a forward pass of the engine, where it keeps a step log.",
+    "gc_pauses": "One row a garbage collection of the measuring process, which holds the engine's loop too.",
     "config": "One row a resolved setting of a run.",
     "environment": "One row a fact about machine, software or run.",
     "counters": "One row a count of the backend.",

@@ -10,11 +10,13 @@ import numpy as np
 import pandas as pd
 
 from harness.deliveries import Deliveries
-from harness.metrics.frames import floats, frame, nullable_integers, objects, rows_frame, strings
+from harness.metrics.frames import booleans, floats, frame, nullable_integers, objects, rows_frame, strings
+from harness.metrics.goodput import good_requests
 from harness.metrics.inter_token import Gaps, pool_gaps
 from harness.metrics.metric import RunView
 from harness.metrics.observations import FloatArray, Observations, observe
 from harness.metrics.registry import REQUEST_METRICS, RUN_METRICS
+from harness.metrics.steady import steady_window
 from harness.record import RunRecord
 
 _IDENTITY = (
@@ -52,12 +54,14 @@ def compute_tables(record: RunRecord) -> dict[str, pd.DataFrame]:
     observations = observe(record)
     gaps = pool_gaps(observations)
     latencies = {name: metric.compute(observations, gaps) for name, metric in REQUEST_METRICS.items()}
+    view = RunView(record, observations, gaps, latencies, steady_window(observations))
     return {
-        "runs": _runs(record, run_id, RunView(record, observations, gaps, latencies)),
+        "runs": _runs(record, run_id, view),
         "requests": _requests(record, run_id, observations, latencies),
         "itl": _itl(run_id, observations, gaps),
         "tokens": _tokens(record, run_id, observations),
         "steps": rows_frame("steps", run_id, [_step(record, i, row) for i, row in enumerate(record.steps)]),
+        "gc_pauses": rows_frame("gc_pauses", run_id, [_timed(record, row) for row in record.gc_pauses]),
         "config": _config(record, run_id),
         "environment": _environment(record, run_id),
         "counters": _named_values("counters", run_id, "name", "value", record.counters),
@@ -105,8 +109,15 @@ def _requests(record: RunRecord, run_id: str, o: Observations, latencies: Mappin
         **{name: [getattr(r, name) for r in rows] for name in facts},
         **{f"{name}_s": floats(values) for name, values in times.items()},
         **{name: floats(values) for name, values in latencies.items()},
+        "slo_met": _good(record, o, latencies),
     }
     return frame("requests", run_id, columns, len(rows))
+
+
+def _good(record: RunRecord, o: Observations, latencies: Mapping[str, FloatArray]) -> Any:
+    if record.slo is None or not record.slo.request_limits:
+        return [None] * len(record.requests)
+    return booleans(good_requests(o, latencies, record.slo))
 
 
 def _itl(run_id: str, o: Observations, gaps: Gaps) -> pd.DataFrame:
@@ -129,12 +140,17 @@ def _tokens(record: RunRecord, run_id: str, o: Observations) -> pd.DataFrame:
 
 
 def _step(record: RunRecord, index: int, row: Mapping[str, Any]) -> dict[str, Any]:
-    """A row of the engine's step log with its ``t_ns`` as seconds after the start of the run."""
-    step = {"step": index, **row}
-    t_ns = step.pop("t_ns", None)
+    """A row of the engine's step log."""
+    return {"step": index, **_timed(record, row)}
+
+
+def _timed(record: RunRecord, row: Mapping[str, Any]) -> dict[str, Any]:
+    """A row with its ``t_ns`` as seconds after the start of the run."""
+    timed = dict(row)
+    t_ns = timed.pop("t_ns", None)
     if t_ns is not None and record.t_start_ns is not None:
-        step["t_s"] = (t_ns - record.t_start_ns) / 1e9
-    return step
+        timed["t_s"] = (t_ns - record.t_start_ns) / 1e9
+    return timed
 
 
 def _as_json(value: Any) -> str:

@@ -22,6 +22,11 @@ def nullable_integers(values: IntArray, null: BoolArray) -> pd.arrays.IntegerArr
     return pd.arrays.IntegerArray(np.asarray(values, dtype=np.int64), null)
 
 
+def booleans(values: BoolArray) -> pd.arrays.BooleanArray:
+    """boolean without nulls."""
+    return pd.arrays.BooleanArray(np.asarray(values, dtype=np.bool_), np.zeros(len(values), dtype=np.bool_))
+
+
 def strings(values: Sequence[str], codes: IntArray) -> Any:
     """``values[codes]`` as a string array: each text is made once, however often it is repeated."""
     return pd.array(list(values), dtype="string").take(codes)

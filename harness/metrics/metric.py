@@ -9,6 +9,7 @@ import numpy as np
 
 from harness.metrics.inter_token import Gaps
 from harness.metrics.observations import FloatArray, Observations
+from harness.metrics.steady import Window
 from harness.record import RunRecord
 from harness.tables import Column, column
 
@@ -23,12 +24,14 @@ class RunView:
 
     Attributes:
         latencies: request-level metrics by name, [requests] in their unit, NaN = null.
+        window: the steady part of the run, or why it has none.
     """
 
     record: RunRecord
     observations: Observations
     gaps: Gaps
     latencies: Mapping[str, FloatArray]
+    window: Window
 
     @property
     def wall_s(self) -> float | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TypeVar
 
-from harness.metrics import memory, outcomes, queue, request_latency, run_latency, throughput
+from harness.metrics import goodput, memory, outcomes, queue, request_latency, run_latency, steady_rates, throughput
 from harness.metrics.metric import RequestMetric, RunMetric
 
 M = TypeVar("M", RequestMetric, RunMetric)
@@ -24,5 +24,13 @@ def _register(metrics: Sequence[M]) -> dict[str, M]:
 REQUEST_METRICS: dict[str, RequestMetric] = _register(request_latency.METRICS)
 
 RUN_METRICS: dict[str, RunMetric] = _register(
-    (*outcomes.METRICS, *throughput.METRICS, *run_latency.METRICS, *memory.METRICS, *queue.METRICS)
+    (
+        *outcomes.METRICS,
+        *throughput.METRICS,
+        *steady_rates.METRICS,
+        *goodput.METRICS,
+        *run_latency.METRICS,
+        *memory.METRICS,
+        *queue.METRICS,
+    )
 )

@@ -17,18 +17,27 @@ def _gap_percentile(run: RunView, q: float) -> float | None:
     return percentile(run.gaps.itl_ms, q)
 
 
+def _delivery_percentile(run: RunView, q: float) -> float | None:
+    return percentile(run.gaps.icl_ms, q)
+
+
 _REQUEST_PERCENTILES = {
     "ttft": (50, 95, 99),
-    "tpot": (50,),
+    "ttft_sched": (50, 95, 99),
+    "tpot": (50, 95),
     "e2e": (50, 95, 99),
-    "queue": (50,),
+    "queue": (50, 95),
+    "prefill": (50, 95),
     "sched_lag": (99,),
 }
 
 
+# What arms are judged by. The others follow from these (each more verdict makes all of them less certain).
+_JUDGED = {"ttft": (50, 95, 99), "tpot": (50,), "e2e": (50, 95), "queue": (50,)}
+
+
 def _better(name: str, q: int) -> str | None:
-    """The sender's lag is the harness's own, and of e2e the 99th percentile adds little to what TTFT and ITL say."""
-    return None if name == "sched_lag" or (name, q) == ("e2e", 99) else LOWER
+    return LOWER if q in _JUDGED.get(name, ()) else None
 
 
 METRICS = (
@@ -41,4 +50,5 @@ METRICS = (
     RunMetric("itl_n", lambda run: int((~np.isnan(run.gaps.itl_ms)).sum())),
     RunMetric("itl_mean_ms", lambda run: mean(run.gaps.itl_ms)),
     *(RunMetric(f"itl_p{q}_ms", partial(_gap_percentile, q=q), LOWER) for q in (50, 95, 99)),
+    *(RunMetric(f"icl_p{q}_ms", partial(_delivery_percentile, q=q)) for q in (50, 99)),
 )

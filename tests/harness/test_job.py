@@ -17,6 +17,7 @@ VALUES = {
     "arrival": {},
     "generation": {},
     "measure": {"seed": 0, "repeats": 1, "start_timeout_s": 1.0, "timeout_s": 1.0},
+    "slo": {},
     "experiment": {"name": None, "question": None, "variable": None},
 }
 

@@ -1,0 +1,211 @@
+"""The steady part of a run: MSER-5 finds where the filling of the queue ends, CUSUM whether it then stands still.
+
+Timeline of a run with staged arrivals::
+
+    requests in flight        _______________
+                          ___|               |___
+                    _____|                       |____
+    time            |  filling  |   window   |  draining |
+                    first due   MSER-5       last due
+
+MSER looks at the ranks of the TTFTs (their order statistics), not at the values: a queue that is long for a moment
+late in a run would otherwise pull the cut to itself. The window begins where the first kept request was sent and ends
+with the last one sent: after it the run only drains. A run whose load never stands still gets a label instead of a
+window, and no number of it is an average over one.
+
+Sources: White, "An effective truncation heuristic for bias reduction in simulation output", Simulation 69 (1997), for
+MSER; batches of five after Spratt (1998). Page, "Continuous inspection schemes", Biometrika 41 (1954), for CUSUM; its
+limit is that of the Brownian bridge (Kolmogorov).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from itertools import pairwise
+
+import numpy as np
+
+from harness.metrics.observations import FloatArray, Observations
+
+BATCH = 5
+"""Requests averaged before MSER looks at them (MSER-5)."""
+
+FEWEST_REQUESTS = 50
+"""Fewer sent requests say nothing about a steady state: ten batches are the least MSER-5 can judge."""
+
+BINS = 64
+"""Equal stretches of the window over which the number of requests in flight is averaged for CUSUM."""
+
+CUSUM_LIMIT = 1.63
+"""Largest normalised cumulative sum that chance alone exceeds once in a hundred windows (Kolmogorov, 1 %)."""
+
+LEAST_CHANGE = 0.2
+"""A change of the mean load below a fifth is none that matters, however significant."""
+
+GROWTH = 1.5
+"""A load or TTFT that ends above this multiple of what it was before the middle is a queue that grows: saturated."""
+
+
+class SteadyState(StrEnum):
+    """What the load of a run did."""
+
+    STEADY = "steady"
+    SATURATED = "saturated"
+    NON_STATIONARY = "non_stationary"
+    BURST = "burst"
+    TOO_SHORT = "too_short"
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """The verdict about a run and, if it is steady, its window in ns after the start of the run."""
+
+    state: SteadyState
+    start_ns: float | None = None
+    end_ns: float | None = None
+
+    @property
+    def seconds(self) -> float | None:
+        """Length in s; None without a window."""
+        return None if self.start_ns is None or self.end_ns is None else (self.end_ns - self.start_ns) / 1e9
+
+    def holds(self, times_ns: FloatArray) -> np.ndarray:
+        """Which of the times lie in it (none without a window)."""
+        if self.start_ns is None or self.end_ns is None:
+            return np.zeros(len(times_ns), dtype=np.bool_)
+        return (times_ns >= self.start_ns) & (times_ns < self.end_ns)
+
+
+def mser(series: FloatArray, batch: int = BATCH) -> int | None:
+    """How many leading values to leave out so that the mean of the others is most certain.
+
+    Args:
+        series: [n] in order of time, no NaN.
+
+    Returns:
+        a multiple of ``batch``; None if the best cut lies beyond half of the series, which then never settled, or if
+        there are fewer than four batches.
+    """
+    n = len(series) // batch
+    if n < 4:
+        return None
+    means = series[: n * batch].reshape(n, batch).mean(axis=1)
+    kept = np.arange(n, 1, -1)  # batches left after cutting 0, 1, … of them
+    totals = np.cumsum(means[::-1])[::-1][: n - 1]
+    squares = np.cumsum(means[::-1] ** 2)[::-1][: n - 1]
+    # The last cuts keep so few batches that they look certain by chance: MSER's usual guard is the first half.
+    error = np.maximum(squares - totals**2 / kept, 0.0) / kept.astype(np.float64) ** 2
+    usable = error[: max(n - BATCH, n // 2 + 1)]
+    cut = int(np.argmin(usable))
+    return cut * batch if cut <= n // 2 else None
+
+
+def in_flight(o: Observations, start_ns: float, end_ns: float, bins: int = BINS) -> FloatArray:
+    """[bins] mean number of requests sent and not ended in each equal part of the stretch."""
+    edges = np.linspace(start_ns, end_ns, bins + 1)
+    sent = ~np.isnan(o.t_submit)
+    begins = o.t_submit[sent]
+    ends = np.where(np.isnan(o.t_done[sent]), np.inf, o.t_done[sent])
+
+    def integral(times: FloatArray) -> FloatArray:
+        """At each edge, the sum over events before it of the time since."""
+        ordered = np.sort(times[np.isfinite(times)])
+        before = np.searchsorted(ordered, edges)
+        sums = np.concatenate(([0.0], np.cumsum(ordered)))
+        result: FloatArray = before * edges - sums[before]
+        return result
+
+    return np.asarray(np.diff(integral(begins) - integral(ends)) / np.diff(edges), dtype=np.float64)
+
+
+def change_point(series: FloatArray) -> int | None:
+    """Where the mean of a series changes most, if it changes by more than chance and by more than a fifth.
+
+    The neighbours of a queue's length resemble each other, so the sum is normalised by the long-run deviation of an
+    AR(1) process fitted to the series without its line (a trend would hide itself in the deviation).
+
+    Args:
+        series: [n] in order of time.
+
+    Returns:
+        index of the first value after the change; None if the series stands still.
+    """
+    n = len(series)
+    sums = np.cumsum(series - series.mean())[:-1]
+    at = int(np.argmax(np.abs(sums))) + 1
+    before, after = series[:at].mean(), series[at:].mean()
+    if abs(after - before) <= LEAST_CHANGE * max(before, after):
+        return None
+    x = np.arange(n)
+    rest = series - np.polyval(np.polyfit(x, series, 1), x)
+    variance = float(rest.var())
+    if variance == 0:
+        return at
+    # Never quite 1: a random walk has no deviation to compare with.
+    memory = min(0.9, max(0.0, float((rest[1:] * rest[:-1]).mean()) / variance))
+    deviation = np.sqrt(variance * (1 + memory) / (1 - memory))
+    return at if np.abs(sums).max() / (deviation * np.sqrt(n)) > CUSUM_LIMIT else None
+
+
+def steady_window(o: Observations) -> Window:
+    """The steady part of a run, or why it has none.
+
+    Only requests that were sent count; those that got no first token take part in the load and not in MSER's series.
+    If the load changes once, the longer side is taken when it holds at least half of the time and stands still.
+    """
+    sent = np.sort(o.t_submit[~np.isnan(o.t_submit)])
+    if not o.started or len(sent) < 2:
+        return Window(SteadyState.TOO_SHORT)
+    last_end = np.nanmax(np.concatenate((o.t_done, o.t_last, sent)))
+    # Everything sent before a tenth of the run has passed: it only ever fills and drains.
+    if sent[-1] - sent[0] < 0.1 * (last_end - sent[0]):
+        return Window(SteadyState.BURST)
+    order = np.argsort(o.t_submit, kind="stable")
+    lives = (o.t_done - o.t_submit)[order[: max(1, len(sent) // 4)]]
+    # While the first requests are not over, the load can only grow: that is no queue.
+    filling = 2 * float(np.nanmedian(lives)) if not np.isnan(lives).all() else np.inf
+    if len(sent) < FEWEST_REQUESTS or sent[-1] - sent[0] < filling:
+        return Window(SteadyState.TOO_SHORT)
+    waits = o.t_first - o.t_submit
+    answered = order[~np.isnan(waits[order])]
+    cut = mser(_ranks(waits[answered]))
+    start, end = float(sent[0] if cut is None else o.t_submit[answered[cut]]), float(sent[-1])
+    at = change_point(in_flight(o, start, end))
+    if cut is not None:
+        if at is None:
+            return Window(SteadyState.STEADY, start, end)
+        still = _longer_side(o, start, end, at)
+        if still is not None:
+            return still
+    return Window(_unsteady(o, float(sent[0]), end, waits[answered]))
+
+
+def _ranks(values: FloatArray) -> FloatArray:
+    """Mean ranks; values closer than a hundredth of the median share theirs, or constant waits would seem to move."""
+    if not len(values):
+        return values
+    coarse = np.round(values / max(1.0, 0.01 * float(np.median(values))))
+    _, place, count = np.unique(coarse, return_inverse=True, return_counts=True)
+    return np.asarray((np.cumsum(count) - (count + 1) / 2)[place], dtype=np.float64)
+
+
+def _longer_side(o: Observations, start: float, end: float, at: int) -> Window | None:
+    """The longer part beside a change, if it is at least half of the stretch and stands still."""
+    edges = np.linspace(start, end, BINS + 1)
+    first, last = max(pairwise((0, at, BINS)), key=lambda part: part[1] - part[0])
+    if last - first < BINS // 2:
+        return None
+    inner_start, inner_end = float(edges[first]), float(edges[last])
+    if change_point(in_flight(o, inner_start, inner_end)) is not None:
+        return None
+    return Window(SteadyState.STEADY, inner_start, inner_end)
+
+
+def _unsteady(o: Observations, start: float, end: float, waits: FloatArray) -> SteadyState:
+    """Saturated if the load or the TTFT goes on growing after the first half, else non-stationary."""
+    for series, reduce in ((in_flight(o, start, end), np.mean), (waits, np.median)):
+        quarter = len(series) // 4
+        if quarter and reduce(series[-quarter:]) > GROWTH * reduce(series[quarter : 2 * quarter]):
+            return SteadyState.SATURATED
+    return SteadyState.NON_STATIONARY

@@ -1,0 +1,134 @@
+"""The steady window: on series computed by hand, and on simulated queues whose state is known."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from harness.metrics import compute_tables
+from harness.metrics.observations import observe
+from harness.metrics.steady import BINS, SteadyState, change_point, in_flight, mser, steady_window
+from harness.record import Outcome, RequestRecord, RunRecord, TokenChunk
+
+S = 1_000_000_000
+
+
+def record(sent_s, first_s, done_s, prompt_tokens: int = 10) -> RunRecord:
+    """A run of requests with two tokens each: the first, and one at the end."""
+    requests = [
+        RequestRecord(
+            f"q{i}",
+            prompt_tokens=prompt_tokens,
+            max_new_tokens=2,
+            t_sched_ns=round(s * S),
+            t_submit_ns=round(s * S),
+            t_done_ns=round(d * S),
+            chunks=[TokenChunk(round(f * S), (1,)), TokenChunk(round(d * S), (2,))],
+            outcome=Outcome.OK_LENGTH,
+        )
+        for i, (s, f, d) in enumerate(zip(sent_s, first_s, done_s, strict=True))
+    ]
+    end = round(max(done_s) * S)
+    return RunRecord({"run_id": "r", "engine": "ours"}, requests, t_start_ns=0, t_end_ns=end)
+
+
+def queue(rng: np.random.Generator, n: int, load: float, servers: int = 64, service_s: float = 3.2) -> RunRecord:
+    """First come, first served by ``servers`` places; ``load`` 1 is all that they can serve."""
+    sent = np.cumsum(rng.exponential(service_s / servers / load, n))
+    free, first, done = np.zeros(servers), np.empty(n), np.empty(n)
+    for i, service in enumerate(rng.gamma(4, service_s / 4, n)):
+        place = free.argmin()
+        begin = max(sent[i], free[place])
+        free[place] = begin + service
+        first[i], done[i] = begin + 0.03 + rng.gamma(3, 0.01), begin + service + 0.1
+    return record(sent, first, done)
+
+
+def test_mser_cuts_the_warm_up_by_hand() -> None:
+    # Batches of five: 100, 10, 10, … The error is 0 once the first batch is gone, and argmin takes the first zero.
+    assert mser(np.array([100.0] * 5 + [10.0] * 45)) == 5
+    assert mser(np.array([10.0] * 50)) == 0
+    assert mser(np.array([10.0] * 15)) is None  # three batches are too few
+    assert mser(np.arange(100.0)) is None  # it never settles: the best cut is beyond the half
+
+
+def test_mser_by_its_definition() -> None:
+    rng = np.random.default_rng(5)
+    series = np.concatenate((rng.normal(5, 1, 20), rng.normal(0, 1, 180)))
+    means = series.reshape(-1, 5).mean(axis=1)
+    errors = [means[d:].var() / len(means[d:]) for d in range(len(means) - 5)]
+    assert mser(series) == 5 * int(np.argmin(errors)) == 20
+
+
+def test_requests_in_flight_by_hand() -> None:
+    o = observe(record([0, 1, 2], [0.1, 1.1, 2.1], [2, 3, 2.5]))
+    assert in_flight(o, 0, 4 * S, bins=4).tolist() == [1, 2, 1.5, 0]
+    assert in_flight(o, 0.5 * S, 1.5 * S, bins=2).tolist() == [1, 2]
+
+
+def test_a_change_counts_if_it_is_more_than_chance_and_more_than_a_fifth() -> None:
+    rng = np.random.default_rng(0)
+    noise = rng.normal(0, 1, BINS)
+    assert change_point(20 + noise) is None
+    assert change_point(20 + noise + np.repeat([0, 10], BINS // 2)) == BINS // 2
+    assert change_point(20 + 0.1 * noise + np.repeat([0, 3], BINS // 2)) is None  # significant, but 15 %
+    assert change_point(np.full(BINS, 7.0)) is None
+
+
+@pytest.mark.parametrize(
+    "n, load, state, least",
+    [
+        (256, 0.3, SteadyState.STEADY, 19),
+        (256, 0.6, SteadyState.STEADY, 18),
+        (1000, 0.8, SteadyState.STEADY, 18),
+        (256, 1.3, SteadyState.SATURATED, 18),
+        (1000, 1.3, SteadyState.SATURATED, 19),
+        (1000, 2.0, SteadyState.SATURATED, 19),
+        (64, 1.1, SteadyState.TOO_SHORT, 18),
+    ],
+)
+def test_simulated_queues(n: int, load: float, state: SteadyState, least: int) -> None:
+    found = Counter(steady_window(observe(queue(np.random.default_rng(s), n, load))).state for s in range(20))
+    assert found[state] >= least, found
+
+
+def test_a_load_that_changes_half_way_is_not_averaged() -> None:
+    rng = np.random.default_rng(1)
+    sent = np.concatenate((np.arange(0, 50, 0.5), np.arange(50, 100, 0.1)))
+    first = sent + rng.gamma(9, 0.01, len(sent))
+    run = compute_tables(record(sent, first, first + 2))["runs"].iloc[0]
+    assert run.steady_state in ("non_stationary", "saturated", "steady")
+    if run.steady_state == "steady":  # then one of the two halves, never both
+        assert run.steady_end_s <= 52 or run.steady_start_s >= 48  # to a bin
+
+
+def test_a_rate_that_only_grows_has_no_window() -> None:
+    rng = np.random.default_rng(1)
+    sent = np.cumsum(1 / np.linspace(1, 10, 500))
+    first = sent + rng.gamma(9, 0.01, len(sent))
+    run = compute_tables(record(sent, first, first + 2))["runs"].iloc[0]
+    assert run.steady_state in ("saturated", "non_stationary")
+    assert run[[c for c in run.index if c.startswith("steady_") and c != "steady_state"]].isna().all()
+    assert run.gen_tok_s > 0  # the whole run's rate stays
+
+
+def test_a_burst_and_a_handful_have_no_steady_state() -> None:
+    assert steady_window(observe(record(np.zeros(80), np.arange(80) + 1.0, np.arange(80) + 5.0))).state == "burst"
+    few = steady_window(observe(record(np.arange(20.0), np.arange(20) + 0.1, np.arange(20) + 0.5)))
+    assert (few.state, few.seconds) == ("too_short", None)
+    assert steady_window(observe(RunRecord({"run_id": "r", "engine": "ours"}))).state == "too_short"
+
+
+def test_rates_inside_the_window_by_hand() -> None:
+    # One request a second with two tokens and 10 prompt tokens, each over half a second later; TTFT always 0.1 s.
+    sent = np.arange(100.0)
+    run = compute_tables(record(sent, sent + 0.1, sent + 0.5))["runs"].iloc[0]
+    assert (run.steady_state, run.steady_start_s, run.steady_end_s) == ("steady", 0.0, 99.0)
+    assert run.steady_n == 99  # the last is sent at the end of the window
+    assert run.steady_gen_tok_s == pytest.approx(2.0)
+    assert run.steady_prompt_tok_s == pytest.approx(10.0)
+    assert run.steady_request_s == pytest.approx(1.0)
+    assert run.gen_tok_s == pytest.approx(200 / 99.5)
+    assert (run.steady_ttft_p50_ms, run.steady_itl_p99_ms) == (pytest.approx(100), pytest.approx(400))
