@@ -65,7 +65,7 @@ class Plan:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run ``cb-bench`` and return its exit code: 0 ok, 1 a run failed, 2 wrong command or config, 130 interrupted."""
-    arguments = list(sys.argv[1:] if argv is None else argv)
+    arguments = [_quote_null(a) for a in (sys.argv[1:] if argv is None else argv)]
     full_error = os.environ.get("HYDRA_FULL_ERROR") == "1"
     plan: Plan | None = None
     try:
@@ -156,6 +156,14 @@ def split_arguments(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
         else:
             overrides.append(argument)
     return overrides, flags
+
+
+def _quote_null(argument: str) -> str:
+    """``engine=null`` means the engine of that name; unquoted, Hydra's grammar takes it for "no engine"."""
+    key, equals, value = argument.partition("=")
+    if key != "engine":
+        return argument
+    return key + equals + ",".join("'null'" if v == "null" else v for v in value.split(","))
 
 
 def _refuse_mistaken(arguments: Sequence[str]) -> None:

@@ -22,11 +22,11 @@ from typing import Any
 from harness.clock import Clock, RealClock
 from harness.driver import Drive, drive
 from harness.errors import one_line
+from harness.preparation import load_or_outline, warmup_of, workload_of
 from harness.record import ConfigValue, Outcome, RunRecord
 from harness.recorder import Recorder
-from workloads.workload import ScheduledRequest, Workload
-
-PROGRESS_INTERVAL_S = 0.2
+from harness.ticker import Ticker
+from workloads.workload import Workload
 
 SWITCH_INTERVAL_S = 0.0005
 """How long a thread may keep the interpreter while another wants it. Python's 5 ms would make the sender, which shares
@@ -90,7 +90,8 @@ def measure(spec: Mapping[str, Any], report: Report, clock: Clock) -> RunRecord:
     Raises:
         ValueError: a setting that cannot work, in one line.
     """
-    from harness.backends import GenerationSettings, create
+    from harness.backends import GenerationSettings, create, needs_weights
+    from harness.calibration import calibrate
     from harness.config import engine_settings
     from harness.gc_log import GcLog
     from harness.load import CpuReading, machine_load
@@ -99,31 +100,36 @@ def measure(spec: Mapping[str, Any], report: Report, clock: Clock) -> RunRecord:
 
     identity, settings = dict(spec["identity"]), spec["measure"]
     _prepare_process(settings)
-    device = resolve_device(settings["device"])
+    here = needs_weights(spec["engine"]["name"])
+    device = resolve_device(settings["device"]) if here else "cpu"
 
     report.phase("loading the model")
     began = time.perf_counter()
-    loaded = _load_model(spec, device)
+    loaded = load_or_outline(spec, device)
     load_s = time.perf_counter() - began
 
     report.phase("building the workload")
-    workload = _build_workload(spec, loaded)
-    check_compatible(workload, spec["engine"])
+    workload = workload_of(spec, loaded)
     identity |= {
         "workload": workload.name,
         "workload_hash": workload.content_hash,
-        "device": device,
+        "device": device if here else None,
         "n_requests": len(workload),
     }
 
     report.phase("starting the engine")
     generation = GenerationSettings(**spec["generation"])
-    backend = create(spec["engine"]["name"], loaded.model, engine_settings(spec["engine"]), generation)
+    backend = create(
+        spec["engine"]["name"], loaded.model, engine_settings(spec["engine"]), generation, loaded.tokenizer
+    )
     try:
         report.phase("warming up")
         began = time.perf_counter()
-        backend.warm_up(_warmup(workload, settings, loaded))
+        backend.warm_up(warmup_of(workload, settings, loaded))
         warmup_s = time.perf_counter() - began
+        if settings["calibrate"]:
+            report.phase("calibrating the harness")
+        calibration = calibrate(clock).as_dict() if settings["calibrate"] else None
 
         recorder = Recorder(workload)
         telemetry = Telemetry(settings["telemetry_interval_ms"], _gpu_probe(device), clock)
@@ -132,7 +138,7 @@ def measure(spec: Mapping[str, Any], report: Report, clock: Clock) -> RunRecord:
         gc.collect()
         gc.freeze()
         report.phase("measuring")
-        ticker = _Ticker(report, recorder)
+        ticker = Ticker(report.send, recorder)
         collections = GcLog(clock)
         collections.start()
         telemetry.start()
@@ -155,13 +161,14 @@ def measure(spec: Mapping[str, Any], report: Report, clock: Clock) -> RunRecord:
         requests=recorder.records(),
         t_start_ns=result.t_start_ns,
         t_end_ns=result.t_end_ns,
-        load_s=load_s,
+        load_s=load_s if here else None,
         warmup_s=warmup_s,
         config=[*config, *_harness_config(spec)],
         environment=_environment(spec, loaded, device, workload) | machine_load(cpu_before, cpu_after, os.cpu_count()),
         steps=steps,
         counters=counters,
         memory=memory | peaks,
+        calibration=calibration,
         telemetry=telemetry.samples(result.t_start_ns),
         gc_pauses=collections.pauses(),
         slo=read_slo(spec["slo"]),
@@ -179,23 +186,6 @@ def resolve_device(device: str) -> str:
     return "cuda:0" if device == "cuda" else device
 
 
-def check_compatible(workload: Workload, engine: Mapping[str, Any]) -> None:
-    """Refuse a workload that the engine would wait for ever on.
-
-    Raises:
-        ValueError: a closed loop smaller than a static wave that never gives up waiting for more requests.
-    """
-    if engine["name"] != "static" or workload.concurrency is None or engine.get("wave_timeout_s") is not None:
-        return
-    wave = engine.get("wave")
-    if wave is None or wave > workload.concurrency:
-        shown = "all requests" if wave is None else wave
-        raise ValueError(
-            f"engine.wave ({shown}) can never fill in a closed loop of {workload.concurrency}: set engine.wave to at "
-            f"most {workload.concurrency} or set engine.wave_timeout_s"
-        )
-
-
 def _prepare_process(settings: Mapping[str, Any]) -> None:
     import numpy as np
     import torch
@@ -206,67 +196,6 @@ def _prepare_process(settings: Mapping[str, Any]) -> None:
     random.seed(settings["seed"])
     np.random.seed(settings["seed"])
     torch.manual_seed(settings["seed"])
-
-
-def _load_model(spec: Mapping[str, Any], device: str) -> Any:
-    from harness.models import ModelSpec, load_model
-
-    return load_model(ModelSpec(**_model_settings(spec)), device)
-
-
-def _model_settings(spec: Mapping[str, Any]) -> dict[str, Any]:
-    """The model's settings; the engine's attention implementation wins where the model leaves it open.
-
-    Raises:
-        ValueError: both name one and they differ.
-    """
-    settings = dict(spec["model"])
-    wanted = spec["engine"].get("attn_implementation")
-    if wanted is not None and settings["attn_implementation"] not in (None, wanted):
-        raise ValueError(
-            f"engine.attn_implementation is {wanted!r}, model.attn_implementation {settings['attn_implementation']!r}: "
-            "set one of them"
-        )
-    if wanted is not None:
-        settings["attn_implementation"] = wanted
-    return settings
-
-
-def _build_workload(spec: Mapping[str, Any], loaded: Any) -> Workload:
-    from workloads import build_workload
-
-    return build_workload(
-        spec["workload"],
-        spec["arrival"],
-        vocab_size=loaded.vocab_size,
-        seed=spec["measure"]["seed"],
-        tokenizer=loaded.tokenizer,
-        special_ids=special_ids(loaded),
-    )
-
-
-def _warmup(workload: Workload, settings: Mapping[str, Any], loaded: Any) -> tuple[ScheduledRequest, ...]:
-    from workloads import build_warmup
-
-    return build_warmup(
-        workload,
-        settings["warmup_requests"],
-        loaded.vocab_size,
-        settings["seed"],
-        special_ids=special_ids(loaded),
-    )
-
-
-def special_ids(loaded: Any) -> frozenset[int]:
-    """Token ids with a meaning of their own (BOS, EOS, padding, chat marks), which random prompts leave out."""
-    found: set[int | None] = set()
-    for holder in (loaded.model.config.get_text_config(), loaded.model.generation_config):
-        for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
-            value = getattr(holder, name, None)
-            found |= set(value) if isinstance(value, list | tuple) else {value}
-    if loaded.tokenizer is not None:
-        found |= set(loaded.tokenizer.all_special_ids)
-    return frozenset(i for i in found if i is not None and 0 <= i < loaded.vocab_size)
 
 
 def _gpu_probe(device: str) -> Any:
@@ -335,26 +264,6 @@ def _judge(record: RunRecord, result: Drive, timeout_s: float) -> None:
         cause = next((r.error for r in bad if r.error), None) or bad[0].outcome.value
         record.status = "failed"
         record.error = f"no request was answered; the first: {cause}"
-
-
-class _Ticker:
-    """Sends live counts to the parent until stopped."""
-
-    def __init__(self, report: Report, recorder: Recorder) -> None:
-        self._report = report
-        self._recorder = recorder
-        self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="ticker", daemon=True)
-        self._thread.start()
-
-    def stop(self) -> None:
-        self._stopped.set()
-        self._thread.join()
-
-    def _run(self) -> None:
-        while not self._stopped.wait(PROGRESS_INTERVAL_S):
-            p = self._recorder.progress()
-            self._report.send(sent=p.sent, ended=p.ended, total=p.total, tokens=p.tokens)
 
 
 if __name__ == "__main__":

@@ -91,6 +91,17 @@ class StaticEngineConfig(EngineConfig):
 
 
 @dataclass
+class NullEngineConfig(EngineConfig):
+    """A known schedule instead of an engine: see :class:`harness.backends.null.NullSettings`."""
+
+    ttft_ms: float = MISSING
+    ttft_step_ms: float = MISSING
+    itl_ms: float = MISSING
+    itl_step_ms: float = MISSING
+    tokens_per_delivery: int = MISSING
+
+
+@dataclass
 class ModelConfig:
     """Fields of :class:`harness.models.ModelSpec`, restated because OmegaConf makes frozen classes read-only, which
     would refuse every override. A test holds the two together."""
@@ -116,6 +127,7 @@ class MeasureConfig:
     torch_threads: int | None = MISSING
     telemetry_interval_ms: float = MISSING
     reference_engine: str | None = MISSING
+    calibrate: bool = MISSING
 
 
 @dataclass
@@ -242,6 +254,7 @@ def register() -> None:
     store.store(group="engine", name="continuous_schema", node=ContinuousEngineConfig)
     store.store(group="engine", name="ours_schema", node=OursEngineConfig)
     store.store(group="engine", name="static_schema", node=StaticEngineConfig)
+    store.store(group="engine", name="null_schema", node=NullEngineConfig)
     store.store(group="model", name="model_schema", node=ModelConfig)
     store.store(group="measure", name="measure_schema", node=MeasureConfig)
     store.store(group="slo", name="slo_schema", node=SloConfig)

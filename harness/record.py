@@ -55,7 +55,7 @@ class Outcome(StrEnum):
 COUNTED_BY = {
     "ids": "every delivery has its token ids",
     "logprobs": "every delivery has one log probability a token",
-    "usage": "every delivery states the tokens so far",
+    "counts": "every delivery states its number, or a server's usage so far",
     "total": "only the end states a number; deliveries held one token each if there were as many, else unknown numbers",
     "nothing": "the server states no number anywhere",
 }
@@ -121,6 +121,7 @@ class RunRecord:
         steps: engine step log, one mapping a step (columns of the ``steps`` table); empty if the backend has none.
         counters: run-level counts and gauges of the backend (preemptions, prefix_hit_tokens, graph_replays …).
         memory: peak and ledger figures in bytes by name.
+        calibration: columns of the ``calibration`` table (see :mod:`harness.calibration`); None = not calibrated.
         telemetry: samples, one mapping each (``t_s``, ``rss_bytes``, ``gpu_used_bytes`` …).
         gc_pauses: when the interpreter collected garbage, one mapping each (``t_ns``, ``duration_ms``, ``generation``).
         slo: the limits that were decided before the run; None = none.
@@ -140,6 +141,7 @@ class RunRecord:
     telemetry: list[dict[str, Any]] = field(default_factory=list)
     gc_pauses: list[dict[str, Any]] = field(default_factory=list)
     slo: Slo | None = None
+    calibration: dict[str, float] | None = None
     status: str = "ok"
     error: str | None = None
     traceback: str | None = None

@@ -65,7 +65,7 @@ TABLES: dict[str, tuple[Column, ...]] = {
         _c("block", "Int64", "", "block of a sweep, which holds every arm once", "single run, or a sweeper of its own"),
         _c("position", "Int64", "", "place of the run in the order of its block, from 0", "block unknown"),
         _c("replica", "Int64", "", "1 if the run repeats an arm beside itself (A/A), else 0", "block unknown"),
-        _c("engine", "string", "", "backend: ours, transformers, static"),
+        _c("engine", "string", "", "backend: ours, transformers, static, null"),
         _c("model", "string", "", "model preset or path", "not stated"),
         _c("workload", "string", "", "name of the workload", "not stated"),
         _c("workload_hash", "string", "", "SHA-256 of all requests, due times and caps", "workload not built"),
@@ -323,6 +323,23 @@ TABLES: dict[str, tuple[Column, ...]] = {
         _c("line", "string", "", "what the memory is for, or which peak"),
         _c("bytes", "Int64", "bytes", "its size", "line known but not read"),
     ),
+    "calibration": (
+        _RUN_ID,
+        _c("tokens", "Int64", "tokens", "tokens that the known schedule delivered, right before the run was measured"),
+        _c("gen_tok_s", "Float64", "tokens/s", "at what rate"),
+        _c(
+            "ttft_error_p50_ms",
+            "Float64",
+            "ms",
+            "median absolute error of the time to first token, measured against scheduled",
+        ),
+        _c("ttft_error_p99_ms", "Float64", "ms", "99th percentile of the same"),
+        _c("itl_error_p50_ms", "Float64", "ms", "median absolute error of the gaps between tokens"),
+        _c("itl_error_p99_ms", "Float64", "ms", "99th percentile of the same"),
+        _c("sched_lag_p99_ms", "Float64", "ms", "99th percentile of the sender's lag"),
+        _c("last_lag_ms", "Float64", "ms", "lag of the last request: whether lateness adds up"),
+        _c("overhead_us_per_token", "Float64", "µs", "processor time of recording one token"),
+    ),
     "telemetry": (
         _RUN_ID,
         _c("t_s", "Float64", "s", "after the start of the run"),
@@ -345,6 +362,7 @@ _ONE_ROW = {
     "environment": "One row a fact about machine, software or run.",
     "counters": "One row a count of the backend.",
     "memory_ledger": "One row a line of the memory ledger.",
+    "calibration": "One row a calibrated run: what the harness itself adds here, by a known schedule.",
     "telemetry": "One row a sample.",
 }
 

@@ -31,9 +31,26 @@ def _static() -> Any:
     return StaticBackend
 
 
-BACKENDS: Mapping[str, Callable[[], Any]] = {"ours": _ours, "transformers": _transformers, "static": _static}
-"""By name, how to get the class. It has ``create(model, settings, generation)`` and, needing no model,
-``configure(settings, generation)``."""
+def _null() -> Any:
+    from harness.backends.null import NullBackend
+
+    return NullBackend
+
+
+BACKENDS: Mapping[str, Callable[[], Any]] = {
+    "ours": _ours,
+    "transformers": _transformers,
+    "static": _static,
+    "null": _null,
+}
+"""By name, how to get the class. It has ``configure(settings, generation)`` and ``needs_weights``: with them,
+``create(model, settings, generation)``; without, because no model runs in this process, ``create(settings, generation,
+tokenizer)``."""
+
+
+def needs_weights(name: str) -> bool:
+    """Whether the engine runs the model in the measuring process; if not, the model's outline is enough."""
+    return bool(_class(name).needs_weights)
 
 
 def create(
@@ -41,11 +58,14 @@ def create(
     model: Any,
     engine_config: Mapping[str, Any] | None = None,
     generation: GenerationSettings | None = None,
+    tokenizer: Any | None = None,
 ) -> Backend:
     """The backend ``name`` on a loaded model, ready to warm up.
 
     Args:
-        model: transformers causal LM in eval mode on its device; the backend owns it from here on.
+        model: transformers causal LM in eval mode on its device; the backend owns it from here on. Not used by an
+            engine that needs no weights.
+        tokenizer: of the model, for engines that take text; None if it has none.
         engine_config: settings of that engine; one left out or None has the engine's default. ``attn_implementation``
             may be among them: it has done its work when the model was loaded.
         generation: sampling and stopping; None = greedy, EOS ignored.
@@ -53,7 +73,12 @@ def create(
     Raises:
         ValueError: unknown backend or setting (with the nearest right one), or a value the engine refuses.
     """
-    backend: Backend = _class(name).create(model, _given(engine_config), generation or GenerationSettings())
+    chosen, settings, generation = _class(name), _given(engine_config), generation or GenerationSettings()
+    backend: Backend
+    if chosen.needs_weights:
+        backend = chosen.create(model, settings, generation)
+    else:
+        backend = chosen.create(settings, generation, tokenizer)
     return backend
 
 

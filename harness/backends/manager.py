@@ -46,6 +46,7 @@ class ManagerBackend(ABC):
     """
 
     name: str
+    needs_weights = True
     queue_full: type[Exception] = queue.Full  # what add_request raises when too many requests wait
 
     def __init__(self, model: Any, manager: Any, eos_ids: frozenset[int]) -> None:

@@ -52,6 +52,7 @@ class StaticBackend:
     """Waves of ``model.generate``, run one after another in a thread of its own."""
 
     name = "static"
+    needs_weights = True
 
     def __init__(
         self,

@@ -66,6 +66,7 @@ def compute_tables(record: RunRecord) -> dict[str, pd.DataFrame]:
         "environment": _environment(record, run_id),
         "counters": _named_values("counters", run_id, "name", "value", record.counters),
         "memory_ledger": _named_values("memory_ledger", run_id, "line", "bytes", record.memory),
+        "calibration": rows_frame("calibration", run_id, [] if record.calibration is None else [record.calibration]),
         "telemetry": rows_frame("telemetry", run_id, record.telemetry),
     }
 

@@ -4,7 +4,7 @@ A name is a preset (shapes shipped here), ``smollm2`` (real weights inside a PyP
 or a hub id ``owner/name``; see :mod:`harness.models.sources`.
 """
 
-from harness.models.load import load_model
+from harness.models.load import load_model, outline_model
 from harness.models.presets import DEMO_MODEL, preset_names
 from harness.models.sources import check_source
 from harness.models.spec import LoadedModel, ModelFacts, ModelLoadError, ModelOutOfMemoryError, ModelSpec
@@ -18,5 +18,6 @@ __all__ = [
     "ModelSpec",
     "check_source",
     "load_model",
+    "outline_model",
     "preset_names",
 ]

@@ -63,6 +63,43 @@ def load_model(spec: ModelSpec, device: str | torch.device) -> LoadedModel:
     )
 
 
+def outline_model(spec: ModelSpec) -> LoadedModel:
+    """Configuration, tokenizer and facts of the model that ``spec`` names, without weights (its tensors are ``meta``).
+
+    For engines that run the model elsewhere: the workload they get is the one an engine here would get.
+
+    Raises:
+        ModelLoadError: what stops it; one line.
+    """
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    source = find_source(spec)
+    try:
+        if source.gguf is not None:
+            config, tokenizer = gguf_config(source.gguf), gguf_tokenizer(source.gguf)
+        else:
+            config = AutoConfig.from_pretrained(str(source.folder), local_files_only=True, trust_remote_code=False)
+            tokenizer = _folder_tokenizer(source.folder)
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(config, dtype=_dtype(spec.dtype, torch.device("cpu")))
+    except Exception as error:  # a folder may hold anything: transformers answers with a dozen exception types
+        raise ModelLoadError(
+            f"model {spec.name!r} ({source.description}) cannot be read: {_first_line(error)}; check the folder"
+        ) from error
+    if not source.random and source.folder is not None and (source.folder / "generation_config.json").is_file():
+        from transformers import GenerationConfig
+
+        model.generation_config = GenerationConfig.from_pretrained(str(source.folder), local_files_only=True)
+    return LoadedModel(
+        model=model,
+        tokenizer=tokenizer,
+        name=spec.name,
+        vocab_size=int(model.config.get_text_config().vocab_size),
+        facts=_facts(model, tokenizer, source, None),
+    )
+
+
 def _random_model(
     source: ModelSource, spec: ModelSpec, device: torch.device, dtype: torch.dtype
 ) -> tuple[Any, Any | None]:
@@ -148,17 +185,18 @@ def _drawing_on(device: torch.device, dtype: torch.dtype, seed: int) -> Iterator
             torch.set_default_dtype(default)
 
 
-def _facts(model: Any, tokenizer: Any | None, source: ModelSource, device: torch.device) -> ModelFacts:
+def _facts(model: Any, tokenizer: Any | None, source: ModelSource, device: torch.device | None) -> ModelFacts:
+    """Of a model on ``device``; None: only its outline is here, its weights are not."""
     parameters = list(model.parameters())  # torch yields a tied parameter once
-    hashed, covers = weight_hash(model)
+    hashed, covers = (None, "nothing: the weights are not in this process") if device is None else weight_hash(model)
     return ModelFacts(
         source=source.description,
         revision=source.revision,
         parameters=sum(p.numel() for p in parameters),
-        weight_bytes=sum(p.numel() * p.element_size() for p in parameters),
-        dtype=" and ".join(sorted({_name(p.dtype) for p in parameters})),
-        device=str(device),
-        attn_implementation=model.config._attn_implementation,
+        weight_bytes=None if device is None else sum(p.numel() * p.element_size() for p in parameters),
+        dtype=None if device is None else " and ".join(sorted({_name(p.dtype) for p in parameters})),
+        device=None if device is None else str(device),
+        attn_implementation=None if device is None else model.config._attn_implementation,
         config_hash=config_hash(model.config),
         weight_hash=hashed,
         weight_hash_covers=covers,

@@ -51,7 +51,8 @@ class ModelSpec:
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """What identifies a loaded model, for the environment table. Hashes are SHA-256 in hex; None = there is none.
+    """What identifies a loaded model, for the environment table. Hashes are SHA-256 in hex; None = there is none,
+    or the weights are not in this process.
 
     Attributes:
         source: where configuration and weights came from, in words.
@@ -70,12 +71,12 @@ class ModelFacts:
     source: str
     revision: str | None
     parameters: int
-    weight_bytes: int
-    dtype: str
-    device: str
+    weight_bytes: int | None
+    dtype: str | None
+    device: str | None
     attn_implementation: str | None
     config_hash: str
-    weight_hash: str
+    weight_hash: str | None
     weight_hash_covers: str
     tokenizer_hash: str | None
     chat_template_hash: str | None

@@ -57,6 +57,22 @@ def test_sweep_compares_tokens_and_arms_get_the_same_requests(bench, tmp_path):
     assert "token ids: ours equal to static in 1 of 1 runs" in done.stdout
 
 
+def test_a_known_schedule_comes_back_and_no_weights_are_loaded(bench, tmp_path):
+    """Unquoted ``null`` is the engine's name; its tokens are of no vocabulary, so none are compared."""
+    done = bench("engine=null", "engine.ttft_ms=30", "engine.ttft_step_ms=0", "engine.itl_ms=5", "arrival=burst")
+    assert done.returncode == 0, done.stderr
+    tables = read_result(only((tmp_path / "results" / "runs").iterdir()))
+    run = tables["runs"].iloc[0]
+    assert (run.engine, run.status, run.n_ok) == ("null", "ok", 6)
+    assert run.isna()[["device", "load_s", "tokens_match"]].all()
+    assert (tables["requests"]["ttft_ms"] >= 30).all()
+    assert run.generated_tokens == tables["requests"]["max_new_tokens"].sum()
+    assert len(tables["calibration"]) == 1
+    environment = dict(zip(tables["environment"]["key"], tables["environment"]["value"], strict=True))
+    assert environment["model.weight_hash"] == environment["model.device"] == "null"
+    assert json.loads(environment["model.parameters"]) > 0
+
+
 def test_b19_a_failed_job_has_its_row_and_the_others_run(bench, tmp_path):
     """A cache too small and one that means nothing, on each side of a good job: three rows, two failed, each with its
     traceback in its own log; what can be known beforehand is said."""

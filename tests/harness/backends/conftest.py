@@ -25,7 +25,8 @@ class Seen:
     outcome: Outcome | None = None
     end_ns: int | None = None
     error: str | None = None
-    facts: dict[str, int | None] = field(default_factory=dict)
+    hidden: list[int | None] = field(default_factory=list)
+    facts: dict[str, int | str | None] = field(default_factory=dict)
     ends: int = 0
 
 
@@ -49,8 +50,14 @@ class ListeningSink:
             self._of(request_id).token_ns.append(time_ns)
             self._changed.notify_all()
 
+    def on_hidden_tokens(self, request_id: str, count: int | None, time_ns: int) -> None:
+        with self._changed:
+            self._of(request_id).hidden.append(count)
+            self._of(request_id).token_ns.append(time_ns)
+            self._changed.notify_all()
+
     def on_end(
-        self, request_id: str, outcome: Outcome, time_ns: int, error: str | None = None, **facts: int | None
+        self, request_id: str, outcome: Outcome, time_ns: int, error: str | None = None, **facts: int | str | None
     ) -> None:
         with self._changed:
             s = self._of(request_id)
@@ -66,6 +73,10 @@ class ListeningSink:
     def wait_tokens(self, n: int, timeout: float = 60) -> None:
         with self._changed:
             assert self._changed.wait_for(lambda: sum(len(s.tokens) for s in self.seen.values()) >= n, timeout)
+
+    def wait_deliveries(self, n: int, timeout: float = 60) -> None:
+        with self._changed:
+            assert self._changed.wait_for(lambda: sum(len(s.token_ns) for s in self.seen.values()) >= n, timeout)
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import ConfigKeyError
 from safetensors.torch import load_file, save_file
 
-from harness.models import ModelLoadError, ModelOutOfMemoryError, ModelSpec, load_model
+from harness.models import ModelLoadError, ModelOutOfMemoryError, ModelSpec, load_model, outline_model
 from harness.models import load as load_module
 from harness.models.facts import SAMPLED_ELEMENTS, weight_hash
 
@@ -186,3 +186,16 @@ def test_dummy_is_drawn_on_the_gpu_in_bfloat16() -> None:
     assert {p.device.type for p in loaded.model.parameters()} == {"cuda"}
     peak = torch.cuda.max_memory_allocated() - before
     assert peak < 1.5 * loaded.facts.weight_bytes, "a second copy of the weights was made"
+
+
+def test_an_outline_has_the_models_facts_and_no_weights() -> None:
+    """Same configuration, vocabulary and parameter count as loaded, so the same workload; nothing is allocated."""
+    outline, loaded = outline_model(ModelSpec("tiny-llama")), load_model(ModelSpec("tiny-llama"), "cpu")
+    assert {p.device.type for p in outline.model.parameters()} == {"meta"}
+    assert outline.vocab_size == loaded.vocab_size
+    for fact in ("parameters", "config_hash", "tokenizer_hash", "source"):
+        assert getattr(outline.facts, fact) == getattr(loaded.facts, fact)
+    for fact in ("weight_bytes", "weight_hash", "dtype", "device", "attn_implementation"):
+        assert getattr(outline.facts, fact) is None
+    with pytest.raises(ModelLoadError, match="nowhere"):
+        outline_model(ModelSpec("./nowhere"))
