@@ -6,21 +6,25 @@ async batching is on (so that planning step N+1 overlaps running step N), at onc
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
 from engine.cache import PagedCache
+from engine.culprits import Culprit, cause_of, find_culprits
 from engine.model_shape import ModelShape
 from engine.requests import GenerationOutput, Request, RequestStatus
 from engine.resolution import ResolvedConfig
 from engine.runner import LaunchedStep, ModelRunner, Transfer
 from engine.scheduler import SCHEDULERS, SchedulerLimits, StepPlan
 from engine.stats import EngineStats, StepRecord
+
+logger = logging.getLogger(__name__)
 
 
 class EngineCore:
@@ -49,6 +53,7 @@ class EngineCore:
         self.requests: dict[str, Request] = {}
         self._launched: deque[tuple[LaunchedStep, StepRecord, Transfer | None]] = deque()
         self._depth = 1 if config.use_async_batching else 0
+        self._blamed = False  # somebody was, and no step has succeeded since
         self._check = os.environ.get("ENGINE_CHECK") == "1"
         stats.kv_blocks_total, stats.host_blocks_total = config.num_blocks, config.num_host_blocks
 
@@ -97,6 +102,10 @@ class EngineCore:
         except torch.OutOfMemoryError as error:
             self.scheduler.undo(plan)
             return str(error).partition("\n")[0]  # as text: the exception's frames hold the memory that is needed
+        except Exception as error:
+            self._end_culprits(plan, error)
+            return None
+        self._blamed = False
         self.stats.forks += len(plan.forked)
         self._launched.append((launched, self._describe(plan, launched, started), transfer))
         return None
@@ -126,6 +135,55 @@ class EngineCore:
         self._end(youngest, RequestStatus.FAILED, f"oom_{'prefill' if prefilling else 'decode'}: {shortage}")
         self._deliver([GenerationOutput(youngest)])
         return smaller
+
+    def _end_culprits(self, plan: StepPlan, error: Exception) -> None:
+        """After a step that failed for another reason than memory: fail the requests to blame. The others have lost
+        nothing: what a failed step wrote is written again by the one that computes the same positions.
+
+        A request that was alone in its step is to blame, too, unless there is no other, or somebody was blamed already
+        and no step has succeeded since.
+
+        Raises:
+            ``error``: nobody can be told to be.
+        """
+        logger.warning("a step of %d requests failed; looking for the one to blame", len(plan.rows), exc_info=error)
+        requests = [row.request for row in plan.rows]
+        self.scheduler.undo(plan)
+        try:
+            self.drain()  # the failed launch may have overwritten tokens on the device that are still to be fed back
+            self.runner.synchronize()
+        except Exception as device_error:
+            raise error from device_error
+        culprits: list[Culprit] = [(request, error) for request in requests]
+        if len(requests) > 1:
+            live = [request for request in requests if not request.is_over]
+            culprits = find_culprits(live, error, self._launch_only, time.perf_counter)
+        elif self._blamed or len(self.requests) == 1:
+            raise error
+        else:
+            self._blamed = True
+        for request, cause in culprits:
+            if not request.is_over:
+                logger.warning("request %r fails: %s", request.request_id, cause_of(cause))
+                self._end(request, RequestStatus.FAILED, cause_of(cause))
+                self._deliver([GenerationOutput(request)])
+        self.drain()
+
+    def _launch_only(self, requests: Sequence[Request]) -> bool:
+        """Launch a step of some running requests and see it through; if it raises they are as they were. False if there
+        is nothing that they can compute now."""
+        started = time.perf_counter_ns()
+        plan = self.scheduler.schedule(only={request.request_id for request in requests})
+        if not plan.rows:
+            return False
+        try:
+            launched = self.runner.launch(plan)
+            self.runner.synchronize()
+        except Exception:
+            self.scheduler.undo(plan)
+            raise
+        self._launched.append((launched, self._describe(plan, launched, started), None))
+        return True
 
     def drain(self) -> None:
         """Collect every launched step: all tokens are on the host and the device has nothing left to do."""
@@ -160,7 +218,12 @@ class EngineCore:
             request.num_in_flight -= 1
             if request.is_over:  # it ended while this step was on its way: a wasted row, never an extra token
                 continue
-            over = request.append(token, logprob, top)
+            try:
+                over = request.append(token, logprob, top)
+            except Exception as error:  # of its own rules for stopping: it concerns nobody else
+                self._end(request, RequestStatus.FAILED, cause_of(error))
+                outputs.append(GenerationOutput(request))
+                continue
             if over:
                 self._end(request, RequestStatus.FINISHED)
             else:

@@ -15,6 +15,7 @@ import torch
 from engine.admission import Admission, prefix_order
 from engine.config import ContinuousBatchingConfig, WorkloadHints
 from engine.core import EngineCore
+from engine.culprits import cause_of
 from engine.intake import Intake, Stop
 from engine.model_shape import ModelShape
 from engine.models import why_not_fused
@@ -406,7 +407,7 @@ class ContinuousBatchingManager:
         except BaseException as error:  # SystemExit from a hook as well: whatever ends the loop ends its requests
             logger.exception("the loop ends: all live requests fail")
             self._failure = error
-            self._fail_everything(core, f"{type(error).__name__}: {error}")
+            self._fail_everything(core, cause_of(error))
             self._release_core()  # whatever state the exception left behind is not used again
         finally:
             with self._intake.changed:

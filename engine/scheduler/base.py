@@ -7,6 +7,7 @@ class.
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import ClassVar
@@ -145,21 +146,22 @@ class Scheduler:
         if request.children:
             self._queue_children(self._release_children(request))
 
-    def schedule(self, max_tokens: int | None = None) -> StepPlan:
+    def schedule(self, max_tokens: int | None = None, only: Collection[str] | None = None) -> StepPlan:
         """Plan one step and commit it: blocks are allocated and ``num_computed`` runs ahead to the planned positions.
 
         Args:
             max_tokens: a smaller token budget for this step only.
+            only: ids of running requests; nobody else takes part, and nobody is admitted.
 
         An empty plan means that nothing can run before a launched step is collected (or that there is nothing to do).
         """
         self._rows, self._budget, self._plan = {}, max_tokens or self.limits.max_batch_tokens, StepPlan([])
         self._restored = {}
         for phase in self.phases:
-            if phase is Phase.ADMIT:
+            if phase is not Phase.ADMIT:
+                self._continue_running(phase is Phase.DECODE, only)
+            elif only is None:
                 self._admit()
-            else:
-                self._continue_running(decoding=phase is Phase.DECODE)
         plan = self._plan
         for request_id, pairs in self._restored.items():
             plan.restores += pairs
@@ -195,10 +197,12 @@ class Scheduler:
                 if not row.is_decode:
                     request.status = RequestStatus.PREFILLING
 
-    def _continue_running(self, decoding: bool) -> None:
+    def _continue_running(self, decoding: bool, only: Collection[str] | None) -> None:
         for request in list(self.running.values()):
             if self._budget == 0:
                 return
+            if only is not None and request.request_id not in only:
+                continue
             if (request.status is RequestStatus.DECODING) is not decoding:
                 continue
             if request.request_id not in self.running:  # preempted by an older one a moment ago
