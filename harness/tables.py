@@ -302,6 +302,27 @@ TABLES: dict[str, tuple[Column, ...]] = {
         _c("duration_ms", "Float64", "ms", "how long nothing else ran in the measuring process"),
         _c("generation", "Int64", "", "oldest generation collected: 0, 1 or 2"),
     ),
+    "tails": (
+        _RUN_ID,
+        _c("kind", "string", "", "ttft or itl: what was slow"),
+        _REQUEST_ID,
+        _c("index", "Int64", "", "index of the token that came late", "deliveries of unknown size"),
+        _c("t_s", "Float64", "s", "when it became usable, after the start of the run"),
+        _c("value_ms", "Float64", "ms", "ttft_ms of the request, or icl_ms of the delivery"),
+        _c("typical_ms", "Float64", "ms", "median of that in this run"),
+        _c(
+            "cause",
+            "string",
+            "",
+            "what explains at least half of the TTFT, or of the gap beyond the median: large prefill in step, "
+            "preemption, offload or restore, admission held by margin, graph miss, garbage collection, queueing (for a "
+            "place in a batch), harness lag (tokens there, not yet taken), between steps, no step log, unknown; "
+            "ordinary: within 1.5 x the median",
+        ),
+        _c("explained_ms", "Float64", "ms", "the part that the cause explains", "ordinary, unknown or no step log"),
+        _c("step", "Int64", "", "step that owned most of the time (key of steps with run_id)", "no step ran then"),
+        _c("evidence", "string", "", "that step in words", "no step ran then"),
+    ),
     "config": (
         _RUN_ID,
         _c("field", "string", "", "setting of the engine"),
@@ -357,6 +378,7 @@ _ONE_ROW = {
     "itl": "One row an observed gap between two consecutive tokens, of ok requests.",
     "tokens": "One row a request whose token ids were visible: what was generated.",
     "steps": "One row a forward pass of the engine, where it keeps a step log.",
+    "tails": "One row a slow thing: the worst 1 % (at most 1,000) of the TTFTs and of the gaps between deliveries.",
     "gc_pauses": "One row a garbage collection of the measuring process, which holds the engine's loop too.",
     "config": "One row a resolved setting of a run.",
     "environment": "One row a fact about machine, software or run.",

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from harness.analysis.attribution import tails
 from harness.deliveries import Deliveries
 from harness.metrics.frames import booleans, floats, frame, nullable_integers, objects, rows_frame, strings
 from harness.metrics.goodput import good_requests
@@ -55,13 +56,17 @@ def compute_tables(record: RunRecord) -> dict[str, pd.DataFrame]:
     gaps = pool_gaps(observations)
     latencies = {name: metric.compute(observations, gaps) for name, metric in REQUEST_METRICS.items()}
     view = RunView(record, observations, gaps, latencies, steady_window(observations))
+    requests, itl = _requests(record, run_id, observations, latencies), _itl(run_id, observations, gaps)
+    steps = rows_frame("steps", run_id, [_step(record, i, row) for i, row in enumerate(record.steps)])
+    pauses = rows_frame("gc_pauses", run_id, [_timed(record, row) for row in record.gc_pauses])
     return {
         "runs": _runs(record, run_id, view),
-        "requests": _requests(record, run_id, observations, latencies),
-        "itl": _itl(run_id, observations, gaps),
+        "requests": requests,
+        "itl": itl,
         "tokens": _tokens(record, run_id, observations),
-        "steps": rows_frame("steps", run_id, [_step(record, i, row) for i, row in enumerate(record.steps)]),
-        "gc_pauses": rows_frame("gc_pauses", run_id, [_timed(record, row) for row in record.gc_pauses]),
+        "steps": steps,
+        "tails": rows_frame("tails", run_id, tails(requests, itl, steps, pauses)),
+        "gc_pauses": pauses,
         "config": _config(record, run_id),
         "environment": _environment(record, run_id),
         "counters": _named_values("counters", run_id, "name", "value", record.counters),
