@@ -12,6 +12,8 @@ from engine.kernels import paged_decode, paged_prefill, why_no_triton
 HEAD_DIMS = range(32, 257)
 """Head sizes the kernels have tiles for."""
 
+MIN_TICKETS = 1 << 16
+
 
 def why_not_triton(device: torch.device, dtype: torch.dtype, head_dim: int, page_size: int) -> str | None:
     """The reason why this backend cannot serve, or None if it can."""
@@ -31,6 +33,10 @@ class TritonAttention:
     name: ClassVar[str] = "triton"
     capturable: ClassVar[bool] = True
     decode_kernel: ClassVar[bool] = True
+
+    def __init__(self) -> None:
+        # Captured steps go on with the tickets they were captured with, so those are kept when more are needed.
+        self._tickets: list[torch.Tensor] = []
 
     def attend(
         self,
@@ -56,6 +62,7 @@ class TritonAttention:
                 tables.window,
                 softcap,
                 out=output[:rows],
+                tickets=self._zeros(rows * key_cache.shape[2], query.device),
             )
         if metadata.cu_query is not None:
             paged_prefill(
@@ -71,3 +78,10 @@ class TritonAttention:
                 out=output[rows:],
             )
         return output
+
+    def _zeros(self, count: int, device: torch.device) -> torch.Tensor:
+        """Tickets of the decode kernel, which leaves them as it finds them."""
+        if not self._tickets or self._tickets[-1].numel() < count:
+            # Never inside a capture, which would repeat the filling: a step runs once before it is captured.
+            self._tickets.append(torch.zeros(max(count, MIN_TICKETS), dtype=torch.int32, device=device))
+        return self._tickets[-1]

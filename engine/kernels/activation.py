@@ -10,15 +10,23 @@ from __future__ import annotations
 
 import torch
 
-from engine.kernels.language import tl, triton
+from engine.kernels.language import after_predecessor, tl, triton, wait_for_predecessor
 
 BLOCK = 1024
 
 
 @triton.jit
 def _gated_kernel(
-    gate_up, output, gate_up_stride, output_stride, INTERMEDIATE: tl.constexpr, GELU: tl.constexpr, BLOCK: tl.constexpr
+    gate_up,
+    output,
+    gate_up_stride,
+    output_stride,
+    INTERMEDIATE: tl.constexpr,
+    GELU: tl.constexpr,
+    BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    wait_for_predecessor(PDL)
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     live = column < INTERMEDIATE
@@ -51,6 +59,7 @@ def _launch(gate_up: torch.Tensor, gelu: bool, out: torch.Tensor | None) -> torc
             GELU=gelu,
             BLOCK=BLOCK,
             num_warps=4,
+            **after_predecessor(gate_up.device),
         )
     return out
 

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import torch
 
-from engine.kernels.language import tl, triton
+from engine.kernels.language import after_predecessor, tl, triton, wait_for_predecessor
 
 CHUNK = 4096
 
 
 @triton.jit
-def _chunk_kernel(logits, peaks, places, logits_stride, vocab, CHUNK: tl.constexpr):
+def _chunk_kernel(logits, peaks, places, logits_stride, vocab, CHUNK: tl.constexpr, PDL: tl.constexpr):
+    wait_for_predecessor(PDL)
     chunk = tl.program_id(0)
     row = tl.program_id(1).to(tl.int64)
     index = chunk * CHUNK + tl.arange(0, CHUNK)
@@ -29,7 +30,8 @@ def _chunk_kernel(logits, peaks, places, logits_stride, vocab, CHUNK: tl.constex
 
 
 @triton.jit
-def _pick_kernel(peaks, places, output, chunks, BLOCK: tl.constexpr):
+def _pick_kernel(peaks, places, output, chunks, BLOCK: tl.constexpr, PDL: tl.constexpr):
+    wait_for_predecessor(PDL)
     row = tl.program_id(0).to(tl.int64)
     chunk = tl.arange(0, BLOCK)
     x = tl.load(peaks + row * chunks + chunk, mask=chunk < chunks, other=float("-inf"))
@@ -57,10 +59,11 @@ def greedy_argmax(logits: torch.Tensor, out: torch.Tensor | None = None) -> torc
     if rows == 0:
         return out
     chunks = triton.cdiv(vocab, CHUNK)
+    dependent = after_predecessor(logits.device)
     peaks = logits.new_empty((rows, chunks), dtype=torch.float32)
     places = logits.new_empty((rows, chunks), dtype=torch.int32)
-    _chunk_kernel[(chunks, rows)](logits, peaks, places, logits.stride(0), vocab, CHUNK=CHUNK, num_warps=8)
-    _pick_kernel[(rows,)](peaks, places, out, chunks, BLOCK=triton.next_power_of_2(chunks), num_warps=1)
+    _chunk_kernel[(chunks, rows)](logits, peaks, places, logits.stride(0), vocab, CHUNK=CHUNK, num_warps=8, **dependent)
+    _pick_kernel[(rows,)](peaks, places, out, chunks, BLOCK=triton.next_power_of_2(chunks), num_warps=1, **dependent)
     return out
 
 

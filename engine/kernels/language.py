@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -86,3 +89,19 @@ def dot_operand(dtype: torch.dtype) -> Any:
     if INTERPRETED and dtype == torch.bfloat16:
         return tl.float32
     return {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}[dtype]
+
+
+@functools.cache
+def after_predecessor(device: torch.device) -> Mapping[str, bool]:
+    """Launch options of a kernel that begins with `wait_for_predecessor`: where the device can (compute capability 9),
+    it is set up while the kernel before it still runs (programmatic dependent launch), also inside a CUDA graph."""
+    dependent = device.type == "cuda" and not INTERPRETED and torch.cuda.get_device_capability(device) >= (9, 0)
+    return MappingProxyType({"PDL": True, "launch_pdl": True} if dependent else {"PDL": False})
+
+
+@triton.jit
+def wait_for_predecessor(PDL: tl.constexpr):
+    """Wait until the kernels before this one are done and their writes visible. Every program of a kernel launched with
+    `after_predecessor` must call it before it touches memory, or returns: a later kernel relies on it."""
+    if PDL:
+        tl.extra.cuda.gdc_wait()

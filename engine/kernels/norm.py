@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import torch
 
-from engine.kernels.language import tl, triton
+from engine.kernels.language import after_predecessor, tl, triton, wait_for_predecessor
 
 
 @triton.jit
@@ -28,7 +28,9 @@ def _norm_kernel(
     RESIDUAL: tl.constexpr,
     UNIT_OFFSET: tl.constexpr,
     BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    wait_for_predecessor(PDL)
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
     live = column < HIDDEN
@@ -81,6 +83,7 @@ def _launch(
         UNIT_OFFSET=unit_offset,
         BLOCK=block,
         num_warps=min(max(block // 512, 1), 16),
+        **after_predecessor(x.device),
     )
     return out
 

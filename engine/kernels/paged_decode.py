@@ -7,7 +7,9 @@ head are rows of one tile, so each key and value is read once.
 A row's keys are cut into as many splits as fill the machine; a row so long that it would outlast the others is cut
 further. The grid holds an upper bound of splits known on the host, lengths are read on the device, and surplus
 programs return at once: the launch can be captured in a CUDA graph whose rows grow. A row with one split writes its
-output itself; otherwise a second kernel merges the partial results by their log-sum-exp.
+output itself. Otherwise each of its programs leaves its part in memory and draws a ticket, and who draws the last one
+merges the parts by their log-sum-exp, always in the order of the splits: no second kernel, and the same sums whoever
+is last.
 
 Bytes: ``2 * sum(kv_lengths) * kv_heads * head_dim * itemsize`` and little else. FLOPs: ``4 * sum(kv_lengths) * heads *
 head_dim``: 2 * group per byte in bf16, so the kernel is bound by memory.
@@ -21,7 +23,7 @@ import math
 import torch
 
 from engine.kernels.elementary import tanh
-from engine.kernels.language import dot_operand, tl, triton
+from engine.kernels.language import after_predecessor, dot_operand, tl, triton, wait_for_predecessor
 from engine.kernels.paged_prefill import paged_prefill_torch
 from engine.kernels.tiles import Tile, decode_tile
 
@@ -29,6 +31,8 @@ LONG_SPLIT_TILES = 64
 """Tiles after which a row is split even where the machine is full."""
 
 MAX_SPLITS = 128
+MERGE_VALUES = 8192
+"""Partial results in registers at a time, 64 a thread."""
 PROGRAMS_PER_PROCESSOR = 2
 """Programs to fill one multiprocessor with."""
 
@@ -47,6 +51,51 @@ def _splits(kv_length, wanted, bound, WINDOW: tl.constexpr, BLOCK_N: tl.constexp
     return first, tiles, share, tl.maximum(tl.cdiv(tiles, share), 1)
 
 
+@triton.jit
+def _merge(
+    own,
+    partial,
+    partial_lse,
+    cell,
+    used,
+    GROUP: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_G: tl.constexpr,
+    BLOCK_S: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    head_stride,
+    bound,
+):
+    """Write a group's output from its ``used`` parts; ``cell`` is the first head's first part."""
+    g_range = tl.arange(0, BLOCK_G)
+    s_range = tl.arange(0, BLOCK_S)
+    d_range = tl.arange(0, BLOCK_D)
+    peak = tl.full([BLOCK_G], float("-inf"), tl.float32)
+    total = tl.zeros([BLOCK_G], tl.float32)
+    mixed = tl.zeros([BLOCK_G, BLOCK_D], tl.float32)
+    for first in range(0, used, BLOCK_S):
+        parts = cell + g_range[:, None] * bound + first + s_range[None, :]
+        live = (g_range < GROUP)[:, None] & (first + s_range < used)[None, :]
+        # Other programs wrote these: they are in the L2 cache, a copy in this multiprocessor's L1 may be old.
+        lse = tl.load(partial_lse + parts, mask=live, other=float("-inf"), cache_modifier=".cg")
+        x = tl.load(
+            partial + parts[:, :, None] * HEAD_DIM + d_range[None, None, :],
+            mask=live[:, :, None] & (d_range < HEAD_DIM)[None, None, :],
+            other=0.0,
+            cache_modifier=".cg",
+        )
+        # Heads beyond the group have no part at all: a peak of 0 keeps their exponents finite.
+        new_peak = tl.where(g_range < GROUP, tl.maximum(peak, tl.max(lse, 1)), 0.0)
+        weights = tl.exp2(lse - new_peak[:, None])
+        shrink = tl.exp2(peak - new_peak)
+        total = total * shrink + tl.sum(weights, 1)
+        mixed = mixed * shrink[:, None] + tl.sum(x * weights[:, :, None], 1)
+        peak = new_peak
+    total = tl.where(total == 0.0, 1.0, total)
+    place = own + g_range[:, None] * head_stride + d_range[None, :]
+    tl.store(place, mixed / total[:, None], mask=(g_range < GROUP)[:, None] & (d_range < HEAD_DIM)[None, :])
+
+
 @triton.jit(do_not_specialize=["wanted", "bound"])
 def _decode_kernel(
     query,
@@ -57,6 +106,7 @@ def _decode_kernel(
     output,
     partial,
     partial_lse,
+    tickets,
     query_row_stride,
     query_head_stride,
     output_row_stride,
@@ -82,7 +132,11 @@ def _decode_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr,
+    BLOCK_G: tl.constexpr,
+    BLOCK_S: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    wait_for_predecessor(PDL)
     # Key heads are the fastest axis: their pieces of a token lie side by side in memory.
     kv_head = tl.program_id(0)
     split = tl.program_id(1)
@@ -152,43 +206,28 @@ def _decode_kernel(
         if used == 1:
             tl.store(own, mixed, mask=q_live)
         else:
-            cell = (row * tl.num_programs(0) * GROUP + heads) * bound + split
+            group = row * tl.num_programs(0) + kv_head
+            cell = (group * GROUP + m_range) * bound + split
             tl.store(partial + cell[:, None] * HEAD_DIM + d_range[None, :], mixed, mask=q_live)
             tl.store(partial_lse + cell, peak + tl.log2(total), mask=m_range < GROUP)
-
-
-@triton.jit(do_not_specialize=["wanted", "bound"])
-def _merge_kernel(
-    partial,
-    partial_lse,
-    kv_lengths,
-    output,
-    output_row_stride,
-    output_head_stride,
-    wanted,
-    bound,
-    HEAD_DIM: tl.constexpr,
-    WINDOW: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_S: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-):
-    head = tl.program_id(0)
-    row = tl.program_id(1).to(tl.int64)
-    _, _, _, used = _splits(tl.load(kv_lengths + row), wanted, bound, WINDOW, BLOCK_N)
-    if used == 1:
-        return
-    s_range = tl.arange(0, BLOCK_S)
-    d_range = tl.arange(0, BLOCK_D)
-    cell = (row * tl.num_programs(0) + head) * bound + s_range
-    lse = tl.load(partial_lse + cell, mask=s_range < used, other=float("-inf"))
-    weights = tl.exp2(lse - tl.max(lse, 0))
-    weights = weights / tl.sum(weights, 0)
-    live = (s_range < used)[:, None] & (d_range < HEAD_DIM)[None, :]
-    parts = tl.load(partial + cell[:, None] * HEAD_DIM + d_range[None, :], mask=live, other=0.0)
-    mixed = tl.sum(parts * weights[:, None], 0)
-    own = output + row * output_row_stride + head * output_head_stride + d_range
-    tl.store(own, mixed, mask=d_range < HEAD_DIM)
+            tl.debug_barrier()  # every thread's part is written before one of them draws the ticket
+            if tl.atomic_add(tickets + group, 1, sem="acq_rel") == used - 1:
+                tl.store(tickets + group, 0)  # as the next launch expects it
+                own_group = output + row * output_row_stride + kv_head * GROUP * output_head_stride
+                _merge(
+                    own_group,
+                    partial,
+                    partial_lse,
+                    group * GROUP * bound,
+                    used,
+                    GROUP,
+                    HEAD_DIM,
+                    BLOCK_G,
+                    BLOCK_S,
+                    BLOCK_D,
+                    output_head_stride,
+                    bound,
+                )
 
 
 @functools.cache
@@ -223,6 +262,7 @@ def paged_decode(
     out: torch.Tensor | None = None,
     splits: int | None = None,
     tile: Tile | None = None,
+    tickets: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Attention of each row's last position over its keys.
 
@@ -237,12 +277,15 @@ def paged_decode(
         out: [rows, heads, head_dim] to write to.
         splits: splits of each row, None = as many as fill the machine.
         tile: launch shape, None = the table's.
+        tickets: at least rows * kv_heads int32, all zero, which they are again afterwards; for launches that follow one
+            another on one stream. None = zeros of this launch's own, which cost a launch of their own.
 
     Returns:
         [rows, heads, head_dim] of the query's dtype; softmax and sums in fp32.
 
     Raises:
-        ValueError: heads are not a multiple of key heads, or a last dimension is not contiguous.
+        ValueError: heads are not a multiple of key heads, a last dimension is not contiguous, or there are too few
+            tickets.
     """
     rows, heads, head_dim = query.shape
     page_size, kv_heads = key_cache.shape[1], key_cache.shape[2]
@@ -263,11 +306,15 @@ def paged_decode(
     else:
         wanted, bound = splits, splits
     single = bound == 1
+    group = heads // kv_heads
     # Unused where every row has one split; then any pointer does.
     partial = out if single else query.new_empty((rows, heads, bound, head_dim), dtype=torch.float32)
     lse = out if single else query.new_empty((rows, heads, bound), dtype=torch.float32)
-    group = heads // kv_heads
-    block_d = triton.next_power_of_2(head_dim)
+    if tickets is None:
+        tickets = out if single else query.new_zeros(rows * kv_heads, dtype=torch.int32)
+    elif tickets.numel() < rows * kv_heads:
+        raise ValueError(f"{tickets.numel()} tickets do not do for {rows} rows of {kv_heads} key heads")
+    block_d, block_g = triton.next_power_of_2(head_dim), triton.next_power_of_2(group)
     _decode_kernel[(kv_heads, bound, rows)](
         query,
         key_cache,
@@ -277,6 +324,7 @@ def paged_decode(
         out,
         partial,
         lse,
+        tickets,
         query.stride(0),
         query.stride(1),
         out.stride(0),
@@ -295,29 +343,15 @@ def paged_decode(
         SOFTCAP=bool(softcap),
         SINGLE=single,
         OPERAND=dot_operand(query.dtype),
-        BLOCK_M=max(tile.queries, triton.next_power_of_2(group)),
+        BLOCK_M=max(tile.queries, block_g),
         BLOCK_N=tile.keys,
         BLOCK_D=block_d,
+        BLOCK_G=block_g,
+        BLOCK_S=max(MERGE_VALUES // (block_g * block_d), 1),
         num_warps=tile.warps,
         num_stages=tile.stages,
+        **after_predecessor(query.device),
     )
-    if not single:
-        _merge_kernel[(heads, rows)](
-            partial,
-            lse,
-            kv_lengths,
-            out,
-            out.stride(0),
-            out.stride(1),
-            wanted,
-            bound,
-            HEAD_DIM=head_dim,
-            WINDOW=window or 0,
-            BLOCK_N=tile.keys,
-            BLOCK_S=triton.next_power_of_2(bound),
-            BLOCK_D=block_d,
-            num_warps=4,
-        )
     return out
 
 

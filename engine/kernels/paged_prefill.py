@@ -18,7 +18,7 @@ import math
 import torch
 
 from engine.kernels.elementary import tanh
-from engine.kernels.language import dot_operand, tl, triton
+from engine.kernels.language import after_predecessor, dot_operand, tl, triton, wait_for_predecessor
 from engine.kernels.tiles import Tile, prefill_tile
 
 LOG2_E = math.log2(math.e)
@@ -133,7 +133,9 @@ def _prefill_kernel(
     BLOCK_Q: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    wait_for_predecessor(PDL)
     kv_head = tl.program_id(0)
     index = tl.num_programs(1) - 1 - tl.program_id(1)
     row = rows * 0
@@ -354,6 +356,7 @@ def paged_prefill(
         BLOCK_D=triton.next_power_of_2(head_dim),
         num_warps=tile.warps,
         num_stages=tile.stages,
+        **after_predecessor(query.device),
     )
     return out
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import torch
 
-from engine.kernels.language import tl, triton
+from engine.kernels.language import after_predecessor, tl, triton, wait_for_predecessor
 
 HEADS_PER_PROGRAM = 8
 
@@ -71,7 +71,9 @@ def _rope_kernel(
     POSITIONS: tl.constexpr,
     BLOCK_H: tl.constexpr,
     BLOCK_HALF: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    wait_for_predecessor(PDL)
     token = tl.program_id(0).to(tl.int64)
     part = tl.program_id(1)
     dtype: tl.constexpr = qkv.dtype.element_ty
@@ -217,6 +219,7 @@ def rope_and_write(
         BLOCK_H=block_h,
         BLOCK_HALF=triton.next_power_of_2(head_dim // 2),
         num_warps=2,
+        **after_predecessor(qkv.device),
     )
     return query
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import torch
 
-from engine.kernels.language import tl, triton
+from engine.kernels.language import after_predecessor, tl, triton, wait_for_predecessor
 
 
 @triton.jit
@@ -31,7 +31,9 @@ def _write_kernel(
     HEAD_DIM: tl.constexpr,
     PAGE: tl.constexpr,
     BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    wait_for_predecessor(PDL)
     token = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots + token).to(tl.int64)
     if slot < 0:
@@ -86,6 +88,7 @@ def write_kv(
         PAGE=key_cache.shape[1],
         BLOCK=triton.next_power_of_2(kv_heads * head_dim),
         num_warps=4,
+        **after_predecessor(key.device),
     )
 
 

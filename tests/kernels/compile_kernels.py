@@ -31,6 +31,8 @@ POINTERS = {
 }
 
 
+MEMORY = ("ld.global", "st.global", "cp.async", "atom.", "ret;")
+"""What a program must not do before the kernels before it are done."""
 CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
 
 
@@ -62,6 +64,8 @@ def compile_instead(kernel: Any, *args: Any, grid: Any, warmup: bool, **kwargs: 
         aligned = isinstance(value, torch.Tensor) or (isinstance(value, int) and value % 16 == 0)
         if aligned and not parameter.do_not_specialize:
             attributes[(index,)] = [["tt.divisibility", 16]]
+    if "PDL" in names:  # as on the device that is compiled for
+        constants[(names.index("PDL"),)] = kwargs["launch_pdl"] = int(sys.argv[1]) >= 90
     source = ASTSource(kernel, signature, constants, attributes)
     compiled = triton.compile(source, target=GPUTarget("cuda", int(sys.argv[1]), 32), options=kwargs)
     ptx = compiled.asm["ptx"]
@@ -74,6 +78,8 @@ def compile_instead(kernel: Any, *args: Any, grid: Any, warmup: bool, **kwargs: 
         **resources(compiled.asm["cubin"]),
         "tensor_cores": "mma" in ptx,
         "wgmma": "wgmma" in ptx,
+        "dependent": compiled.metadata.launch_pdl,
+        "waits_first": 0 < ptx.find("griddepcontrol.wait") < min(at for at in map(ptx.find, MEMORY) if at > 0),
         "wide_loads": ptx.count("ld.global.v4.b32"),
         "wide_async_copies": ptx.count("cp.async.cg"),
     }

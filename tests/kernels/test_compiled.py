@@ -38,7 +38,6 @@ def test_every_kernel_compiles_and_keeps_its_values_in_registers(compiled: list[
         "_chunk_kernel",
         "_decode_kernel",
         "_gated_kernel",
-        "_merge_kernel",
         "_norm_kernel",
         "_pick_kernel",
         "_prefill_kernel",
@@ -68,3 +67,11 @@ def test_elementwise_kernels_load_16_bytes_at_a_time(compiled: list[dict[str, An
     for report in compiled:
         if report["kernel"] in ("_norm_kernel", "_gated_kernel", "_rope_kernel", "_write_kernel", "_chunk_kernel"):
             assert report["wide_loads"] > 0, report
+
+
+def test_programs_are_set_up_early_and_touch_no_memory_before_their_predecessors_are_done(
+    compiled: list[dict[str, Any]],
+) -> None:
+    for report in compiled:
+        assert report["dependent"], report
+        assert report["waits_first"], report
