@@ -93,15 +93,21 @@ def dot_operand(dtype: torch.dtype) -> Any:
 
 @functools.cache
 def after_predecessor(device: torch.device) -> Mapping[str, bool]:
-    """Launch options of a kernel that begins with `wait_for_predecessor`: where the device can (compute capability 9),
-    it is set up while the kernel before it still runs (programmatic dependent launch), also inside a CUDA graph."""
+    """Launch options of a kernel that calls `wait_for_predecessor`. Where the device can (compute capability 9) it is
+    a programmatic dependent launch, also inside a CUDA graph: its programs are set up while the kernel before it runs.
+    """
     dependent = device.type == "cuda" and not INTERPRETED and torch.cuda.get_device_capability(device) >= (9, 0)
     return MappingProxyType({"PDL": True, "launch_pdl": True} if dependent else {"PDL": False})
 
 
 @triton.jit
 def wait_for_predecessor(PDL: tl.constexpr):
-    """Wait until the kernels before this one are done and their writes visible. Every program of a kernel launched with
-    `after_predecessor` must call it before it touches memory, or returns: a later kernel relies on it."""
+    """Let the kernel behind this one be set up, then wait until those before it are done and their writes visible.
+
+    Every program of a kernel launched with `after_predecessor` must come through here before it reads, writes or
+    returns: its predecessor may have written any of its inputs, and a later kernel takes this one's end for the end of
+    all before it.
+    """
     if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()

@@ -31,8 +31,8 @@ LONG_SPLIT_TILES = 64
 """Tiles after which a row is split even where the machine is full."""
 
 MAX_SPLITS = 128
-MERGE_VALUES = 8192
-"""Partial results in registers at a time, 64 a thread."""
+MERGE_VALUES = 64
+"""Partial results that a thread holds in registers at a time."""
 PROGRAMS_PER_PROCESSOR = 2
 """Programs to fill one multiprocessor with."""
 
@@ -136,11 +136,12 @@ def _decode_kernel(
     BLOCK_S: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    wait_for_predecessor(PDL)
-    # Key heads are the fastest axis: their pieces of a token lie side by side in memory.
+    # Key heads are the fastest axis: their pieces of a token lie side by side in memory. Splits are the slowest, so
+    # that programs of splits that are not there come last and do not disturb how the others spread over the machine.
     kv_head = tl.program_id(0)
-    split = tl.program_id(1)
-    row = tl.program_id(2).to(tl.int64)
+    row = tl.program_id(1).to(tl.int64)
+    split = tl.program_id(2)
+    wait_for_predecessor(PDL)
     kv_length = tl.load(kv_lengths + row)
     first, tiles, share, used = _splits(kv_length, wanted, bound, WINDOW, BLOCK_N)
     if split >= used:
@@ -297,12 +298,14 @@ def paged_decode(
     out = torch.empty_like(query, memory_format=torch.contiguous_format) if out is None else out
     if rows == 0:
         return out
-    tile = decode_tile(head_dim, page_size, query.dtype) if tile is None else tile
+    processors = multiprocessors(query.device)
+    if tile is None:
+        tile = decode_tile(head_dim, page_size, query.dtype, rows * kv_heads / processors)
     tiles = triton.cdiv(block_table.shape[1] * page_size, tile.keys)
     if window is not None:
         tiles = min(tiles, triton.cdiv(window, tile.keys) + 1)
     if splits is None:
-        wanted, bound = choose_splits(rows, kv_heads, tiles, multiprocessors(query.device))
+        wanted, bound = choose_splits(rows, kv_heads, tiles, processors)
     else:
         wanted, bound = splits, splits
     single = bound == 1
@@ -315,7 +318,7 @@ def paged_decode(
     elif tickets.numel() < rows * kv_heads:
         raise ValueError(f"{tickets.numel()} tickets do not do for {rows} rows of {kv_heads} key heads")
     block_d, block_g = triton.next_power_of_2(head_dim), triton.next_power_of_2(group)
-    _decode_kernel[(kv_heads, bound, rows)](
+    _decode_kernel[(kv_heads, rows, bound)](
         query,
         key_cache,
         value_cache,
@@ -347,7 +350,7 @@ def paged_decode(
         BLOCK_N=tile.keys,
         BLOCK_D=block_d,
         BLOCK_G=block_g,
-        BLOCK_S=max(MERGE_VALUES // (block_g * block_d), 1),
+        BLOCK_S=max(MERGE_VALUES * 32 * tile.warps // (block_g * block_d), 1),
         num_warps=tile.warps,
         num_stages=tile.stages,
         **after_predecessor(query.device),

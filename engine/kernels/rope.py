@@ -100,9 +100,15 @@ def _rope_kernel(
     source = qkv + token * qkv_stride + (section + head)[:, None] * HEAD_DIM + half[None, :]
     raw0 = tl.load(source, mask=live, other=0.0)
     raw1 = tl.load(source + half_size, mask=live, other=0.0)
+    # Everything is asked for at once, before anything is waited for.
+    slot = tl.load(slots + token).to(tl.int64)
+    angle = token
+    if POSITIONS:
+        angle = tl.load(positions + token).to(tl.int64)
+    c = tl.load(cos + angle * cos_stride + half, mask=half_live, other=0.0).to(dtype).to(tl.float32)[None, :]
+    s = tl.load(sin + angle * sin_stride + half, mask=half_live, other=0.0).to(dtype).to(tl.float32)[None, :]
 
     if part >= query_parts + key_parts:
-        slot = tl.load(slots + token).to(tl.int64)
         row = value_cache + (slot // PAGE) * value_block_stride + (slot % PAGE) * value_token_stride
         place = row + head[:, None] * value_head_stride + half[None, :]
         tl.store(place, raw0, mask=live & (slot >= 0))
@@ -115,11 +121,6 @@ def _rope_kernel(
             if part >= query_parts:
                 weight = key_weight
             x0, x1 = _norm_heads(x0, x1, weight, half, half_live, eps, HEAD_DIM, UNIT_OFFSET, dtype)
-        angle = token
-        if POSITIONS:
-            angle = tl.load(positions + token).to(tl.int64)
-        c = tl.load(cos + angle * cos_stride + half, mask=half_live, other=0.0).to(dtype).to(tl.float32)[None, :]
-        s = tl.load(sin + angle * sin_stride + half, mask=half_live, other=0.0).to(dtype).to(tl.float32)[None, :]
         y0 = ((x0 * c).to(dtype).to(tl.float32) - (x1 * s).to(dtype).to(tl.float32)).to(dtype)
         y1 = ((x1 * c).to(dtype).to(tl.float32) + (x0 * s).to(dtype).to(tl.float32)).to(dtype)
         if part < query_parts:
@@ -127,7 +128,6 @@ def _rope_kernel(
             tl.store(place, y0, mask=live)
             tl.store(place + half_size, y1, mask=live)
         else:
-            slot = tl.load(slots + token).to(tl.int64)
             row = key_cache + (slot // PAGE) * key_block_stride + (slot % PAGE) * key_token_stride
             place = row + head[:, None] * key_head_stride + half[None, :]
             tl.store(place, y0, mask=live & (slot >= 0))
