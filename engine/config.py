@@ -12,6 +12,8 @@ from typing import Any
 from engine.scheduler import SCHEDULERS
 
 MIN_PAGE_SIZE = 4
+ATTENTION_BACKENDS = ("eager", "sdpa", "flash_attention_2", "flash_attention_3", "triton")
+"""By name; the classes are in `engine.attention.selection`, which needs torch."""
 
 
 @dataclass(slots=True)
@@ -48,6 +50,8 @@ class ContinuousBatchingConfig:
         disable_nccl_graph_mixing, cpu_group_timeout: of tensor parallelism; without effect on one process.
         use_fused_forward: run known families (Llama, Mistral, Qwen2, Qwen3, Gemma2) through the engine's own fused
             forward pass; None = where the model allows it, False = transformers' forward pass. Not in transformers.
+        attention_backend: eager, sdpa, flash_attention_2, flash_attention_3 or triton (the engine's own paged kernels),
+            whatever the model was loaded with; None = by that and ``auto_switch_to_flash``. Not in transformers.
         use_default_compile_configs, max_cached_graphs, block_size: deprecated.
     """
 
@@ -78,6 +82,7 @@ class ContinuousBatchingConfig:
     disable_nccl_graph_mixing: bool = True
     cpu_group_timeout: float | None = 300.0
     use_fused_forward: bool | None = None
+    attention_backend: str | None = None
     use_default_compile_configs: bool | None = None
     max_cached_graphs: int | None = None
     block_size: int | None = None
@@ -130,6 +135,11 @@ class ContinuousBatchingConfig:
         for name in ("use_async_batching", "use_fused_forward"):
             if getattr(self, name) not in (None, True, False):
                 raise ValueError(f"{name} must be True, False or None, got {getattr(self, name)!r}")
+        if self.attention_backend is not None and self.attention_backend not in ATTENTION_BACKENDS:
+            raise ValueError(
+                f"attention_backend must be one of {', '.join(ATTENTION_BACKENDS)} or None, "
+                f"got {self.attention_backend!r}"
+            )
         if not isinstance(self.scheduler_type, str) or self.scheduler_type not in SCHEDULERS:
             raise ValueError(f"scheduler_type must be one of {', '.join(SCHEDULERS)}, got {self.scheduler_type!r}")
         graphs = self.use_cuda_graph

@@ -74,6 +74,7 @@ class OursEngineConfig(ContinuousEngineConfig):
     """What this project's engine has besides; see ``engine.ContinuousBatchingConfig``."""
 
     use_fused_forward: bool | None = None
+    attention_backend: str | None = None
 
 
 @dataclass

@@ -31,6 +31,23 @@ class BackendChoice:
     reason: str
 
 
+def why_not(name: str, device: torch.device, dtype: torch.dtype, head_dim: int, page_size: int) -> str | None:
+    """The reason why a backend cannot serve, or None if it can.
+
+    Raises:
+        ValueError: an unknown name.
+    """
+    if name not in BACKENDS:
+        raise ValueError(f"there is no attention backend {name!r}; the engine has {', '.join(BACKENDS)}")
+    if name == FlashAttention2.name:
+        return why_not_flash(device, dtype, head_dim, page_size)
+    if name == FlashAttention3.name:
+        return why_not_flash3(device, dtype, head_dim)
+    if name == TritonAttention.name:
+        return why_not_triton(device, dtype, head_dim, page_size)
+    return None
+
+
 def choose_backend(
     requested: str | None,
     auto_switch_to_flash: bool,
@@ -44,37 +61,29 @@ def choose_backend(
 
     Args:
         requested: what the model was loaded with; "paged|" prefixes mean the same backend.
-        auto_switch_to_flash: switch an eager or sdpa model to flash 3, else flash 2, where they can serve, and to the
-            engine's own kernels where only the page size keeps flash 2 from it.
+        auto_switch_to_flash: switch an eager or sdpa model that flash attention could serve (on other pages at least)
+            to the fastest there is: flash 3, else the engine's own kernels, else flash 2.
 
     Raises:
         ValueError: an unknown name, or a backend asked for by name where it cannot serve.
     """
-    name = (requested or "sdpa").removeprefix("paged|")
+    name = (requested or SdpaAttention.name).removeprefix("paged|")
     if name not in BACKENDS:
         raise ValueError(
             f"attn_implementation={requested!r} is not supported by the engine; load the model with one of "
             f"{', '.join(BACKENDS)}"
         )
-    obstacle = why_not_flash(device, dtype, head_dim, page_size)
-    obstacle3 = why_not_flash3(device, dtype, head_dim)
-    own = why_not_triton(device, dtype, head_dim, page_size)
-    only_pages = obstacle is not None and why_not_flash(device, dtype, head_dim, FLASH_PAGE_MULTIPLE) is None
-    if name == TritonAttention.name and own is not None:
-        raise ValueError(f"attn_implementation='triton' cannot be used: {own}")
-    if name == FlashAttention3.name and obstacle3 is not None:
-        raise ValueError(f"attn_implementation='flash_attention_3' cannot be used: {obstacle3}")
-    if name == FlashAttention2.name and obstacle is not None:
-        if not only_pages:
-            raise ValueError(f"attn_implementation='flash_attention_2' cannot be used: {obstacle}")
-        chosen = TritonAttention.name if own is None else SdpaAttention.name
-        return BackendChoice(chosen, f"flash_attention_2 was asked for, but {obstacle}")
-    if name in (EagerAttention.name, SdpaAttention.name) and auto_switch_to_flash and model_supports_flash:
-        if obstacle3 is None:
-            return BackendChoice(FlashAttention3.name, f"switched from {name} (auto_switch_to_flash)")
-        if obstacle is None:
-            return BackendChoice(FlashAttention2.name, f"switched from {name} (auto_switch_to_flash)")
-        if only_pages and own is None:
-            reason = f"switched from {name}: flash_attention_2 would do, but {obstacle}"
-            return BackendChoice(TritonAttention.name, reason)
+    obstacles = {backend: why_not(backend, device, dtype, head_dim, page_size) for backend in BACKENDS}
+    obstacle = obstacles[name]
+    half = dtype in (torch.bfloat16, torch.float16)
+    only_pages = obstacle is not None and why_not(name, device, dtype, head_dim, FLASH_PAGE_MULTIPLE) is None
+    if name == FlashAttention2.name and only_pages:
+        instead = TritonAttention.name if obstacles[TritonAttention.name] is None else SdpaAttention.name
+        return BackendChoice(instead, f"flash_attention_2 was asked for, but {obstacle}")
+    if obstacle is not None:
+        raise ValueError(f"attn_implementation={name!r} cannot be used: {obstacle}")
+    if name in (EagerAttention.name, SdpaAttention.name) and auto_switch_to_flash and model_supports_flash and half:
+        for faster in (FlashAttention3.name, TritonAttention.name, FlashAttention2.name):
+            if device.type == "cuda" and obstacles[faster] is None:
+                return BackendChoice(faster, f"switched from {name} (auto_switch_to_flash)")
     return BackendChoice(name, "the model was loaded with it" if requested else "default")

@@ -185,7 +185,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--prompt", type=int, default=512, help="prompt tokens")
     parser.add_argument("--context", type=int, default=592, help="context at which steps are measured")
     parser.add_argument("--steps", type=int, default=48, help="steps timed by batch")
-    parser.add_argument("--attn", default=None, help="attn_implementation of the model (default: the engine's choice)")
+    parser.add_argument("--attention", default=None, help="attention backend (default: the engine's choice)")
     parser.add_argument("--page-size", type=int, default=256)
     parser.add_argument("--sync", action="store_true", help="without async batching")
     parser.add_argument("--kernels", type=int, default=0, metavar="N", help="also print each batch's N longest kernels")
@@ -200,8 +200,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         model = AutoModelForCausalLM.from_config(
             AutoConfig.from_pretrained(options.folder), dtype=torch.bfloat16
         ).eval()
-    if options.attn is not None:
-        model.config._attn_implementation = options.attn
     settings = ContinuousBatchingConfig(
         page_size=options.page_size,
         max_requests_per_batch=max(options.batches),
@@ -209,7 +207,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         safety_margin=0.0,
         allow_block_sharing=False,
         use_async_batching=False if options.sync else None,
-        auto_switch_to_flash=options.attn is None,
+        attention_backend=options.attention,
     )
     with torch.inference_mode():
         started = time.perf_counter()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from engine.attention.selection import BACKENDS, choose_backend
+from engine.attention.selection import BACKENDS, choose_backend, why_not
 from engine.resolution.resolution import Resolution
 from engine.scheduler import SCHEDULERS
 
@@ -24,7 +24,12 @@ def scheduler(r: Resolution) -> None:
 
 
 def attention(r: Resolution) -> None:
-    shape = r.shape
+    shape, chosen = r.shape, r["attention_backend"]
+    if chosen is not None:
+        obstacle = why_not(chosen, shape.device, shape.dtype, shape.head_dim, r["page_size"])
+        if obstacle is not None:
+            raise ValueError(f"attention_backend={chosen!r} cannot be met: {obstacle}; leave it at None")
+        return
     choice = choose_backend(
         r.attn,
         r["auto_switch_to_flash"],

@@ -11,6 +11,8 @@ from transformers.generation import ContinuousBatchingConfig as TransformersConf
 from transformers.generation.continuous_batching.utils import WorkloadHints as TransformersHints
 
 from engine import ContinuousBatchingConfig, WorkloadHints
+from engine.attention.selection import BACKENDS
+from engine.config import ATTENTION_BACKENDS
 
 BAD = [
     *[("page_size", v, "an integer >= 4") for v in (3, 0, -1, 4.0, True, "16", None)],
@@ -93,6 +95,12 @@ def test_the_fields_are_those_of_transformers() -> None:
     theirs = {f.name: f.default for f in fields(TransformersConfig)}
     assert set(theirs) <= set(ours)
     assert {n for n in theirs if theirs[n] != ours[n]} == set(), "the same defaults"
+
+
+def test_every_attention_backend_can_be_asked_for_by_name() -> None:
+    assert set(ATTENTION_BACKENDS) == set(BACKENDS)
+    with pytest.raises(ValueError, match=r"attention_backend must be one of eager, .*triton or None, got 'flash'"):
+        ContinuousBatchingConfig(attention_backend="flash")
 
 
 def test_transformers_own_config_is_accepted_and_not_written_to() -> None:

@@ -341,3 +341,12 @@ def test_offload_without_psutil() -> None:
 def test_an_offload_space_without_a_block_is_refused(given: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"does not hold one block of 1.75 MiB"):
         offload(**given)
+
+
+def test_a_backend_asked_for_in_the_config_is_taken_or_refused() -> None:
+    config = ContinuousBatchingConfig(attention_backend="eager", num_blocks=8)
+    found = resolve(config, SHAPE, WorkloadHints(), "sdpa", lambda _: 64 * GiB)
+    assert (found.attention_backend, found.source("attention_backend")) == ("eager", "user")
+    config = ContinuousBatchingConfig(attention_backend="flash_attention_2", num_blocks=8)
+    with pytest.raises(ValueError, match="attention_backend='flash_attention_2' cannot be met: it needs a CUDA device"):
+        resolve(config, SHAPE, WorkloadHints(), "sdpa", lambda _: 64 * GiB)

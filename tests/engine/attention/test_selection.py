@@ -20,42 +20,43 @@ def choose(requested: str | None, auto: bool = True, supports: bool = True, page
 
 
 @pytest.fixture
-def flash_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a machine with a GPU and flash-attn, where only the page size can stand in the way."""
+def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a machine with a GPU, flash-attn 2 and Triton, where only the page size can stand in the way."""
     monkeypatch.setattr(
         selection, "why_not_flash", lambda _d, _t, _h, page: None if page % 256 == 0 else "its pages are multiples"
     )
     monkeypatch.setattr(selection, "why_not_triton", lambda *_: None)
+    monkeypatch.setattr(selection, "why_not_flash3", lambda *_: "not installed")
 
 
-@pytest.mark.usefixtures("flash_installed")
-def test_eager_and_sdpa_models_are_switched_where_flash_can_serve() -> None:
+@pytest.mark.usefixtures("gpu")
+def test_eager_and_sdpa_models_are_switched_to_the_fastest_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
     """A-attn-03, A-attn-04."""
-    assert choose("sdpa") == ("flash_attention_2", "switched from sdpa (auto_switch_to_flash)")
-    assert choose("eager")[0] == "flash_attention_2"
+    assert choose("sdpa") == ("triton", "switched from sdpa (auto_switch_to_flash)")
+    assert choose("eager", page_size=16)[0] == "triton"
     assert choose("sdpa", auto=False) == ("sdpa", "the model was loaded with it")
     assert choose("eager", supports=False)[0] == "eager"
     assert choose("sdpa", auto=False, page_size=16)[0] == "sdpa"
+    assert choose_backend("sdpa", True, True, CUDA, torch.float32, 64, 256).name == "sdpa"
+    monkeypatch.setattr(selection, "why_not_triton", lambda *_: "triton cannot be imported")
+    assert choose("eager")[0] == "flash_attention_2"
+    assert choose("eager", page_size=16)[0] == "eager"
+    monkeypatch.setattr(selection, "why_not_flash3", lambda *_: None)
+    assert choose("eager")[0] == "flash_attention_3"
 
 
-@pytest.mark.usefixtures("flash_installed")
-def test_a_page_size_that_flash_cannot_do_takes_another_backend_and_says_so() -> None:
+@pytest.mark.usefixtures("gpu")
+def test_a_page_size_that_flash_cannot_do_takes_another_backend_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     """A-page-05."""
-    assert choose("flash_attention_2")[0] == "flash_attention_2"
+    assert choose("flash_attention_2") == ("flash_attention_2", "the model was loaded with it")
     name, reason = choose("flash_attention_2", page_size=128)
     assert name == "triton"
     assert "flash_attention_2 was asked for, but its pages are multiples" in reason
-    assert choose("sdpa", page_size=16) == (
-        "triton",
-        "switched from sdpa: flash_attention_2 would do, but its pages are multiples",
-    )
-
-
-@pytest.mark.usefixtures("flash_installed")
-def test_without_triton_sdpa_serves_any_page_size(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(selection, "why_not_triton", lambda *_: "triton cannot be imported")
     assert choose("flash_attention_2", page_size=128)[0] == "sdpa"
     assert choose("sdpa", page_size=16)[0] == "sdpa"
+    with pytest.raises(ValueError, match="attn_implementation='triton' cannot be used: triton cannot be imported"):
+        choose("triton")
 
 
 @pytest.mark.parametrize(
