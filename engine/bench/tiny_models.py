@@ -14,7 +14,7 @@ _SIZES: dict[str, Any] = {
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "head_dim": 8,
-    "max_position_embeddings": 512,
+    "max_position_embeddings": 1024,
     "bos_token_id": None,
     "eos_token_id": None,
     "pad_token_id": 0,
@@ -31,12 +31,24 @@ TINY_MODELS: dict[str, dict[str, Any]] = {
         "query_pre_attn_scalar": 8,
         "layer_types": ["sliding_attention", "full_attention"] * 2,
     },
+    "tiny-gemma3": {
+        "model_type": "gemma3_text",
+        "num_hidden_layers": 4,
+        "sliding_window": 8,
+        "query_pre_attn_scalar": 8,
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+    },
 }
-"""All layers full, all sliding, and both in turn."""
+"""All layers full, all sliding, and both in turn: with a soft-cap, and with a rotation of its own for each kind."""
 
 
-def tiny_model(name: str, seed: int = 0) -> Any:
-    """A causal LM of `TINY_MODELS` in eval mode, attention written out.
+def tiny_model(name: str, seed: int = 0, attention: str = "eager", **sizes: Any) -> Any:
+    """A causal LM of `TINY_MODELS` in eval mode.
+
+    Args:
+        seed: of its weights.
+        attention: as it is loaded with, written out by default.
+        sizes: fields of its configuration to change, such as ``head_dim``.
 
     Raises:
         ValueError: no such model.
@@ -45,8 +57,8 @@ def tiny_model(name: str, seed: int = 0) -> Any:
         raise ValueError(f"model {name!r} is not one of {', '.join(TINY_MODELS)}")
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    sizes = {**_SIZES, **TINY_MODELS[name]}
+    sizes = {**_SIZES, **TINY_MODELS[name], **sizes}
     config = AutoConfig.for_model(sizes.pop("model_type"), **sizes)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+        return AutoModelForCausalLM.from_config(config, attn_implementation=attention).eval()

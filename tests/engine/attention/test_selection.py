@@ -77,3 +77,8 @@ def test_the_obstacle_is_named(arguments: Any, words: str) -> None:
 
 def test_without_a_name_sdpa_is_the_default() -> None:
     assert choose_backend(None, True, True, CPU, torch.float32, 64, 16).name == "sdpa"
+
+
+def test_the_engines_own_kernels_are_refused_where_they_cannot_serve() -> None:
+    with pytest.raises(ValueError, match=r"'triton' cannot be used: it takes head sizes from 32 to 256"):
+        choose_backend("triton", True, True, CUDA, torch.float32, 16, 16)
