@@ -65,6 +65,8 @@ _ENVIRONMENT_KEYS = frozenset(
         "CUBLAS_WORKSPACE_CONFIG",
         "CUDA_VISIBLE_DEVICES",
         "ENGINE_CHECK",
+        "ENGINE_CACHE_DIR",
+        "ENGINE_TUNE",
         "MKL_NUM_THREADS",
         "NVIDIA_TF32_OVERRIDE",
         "OMP_NUM_THREADS",

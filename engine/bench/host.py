@@ -33,6 +33,8 @@ class _Immediate:
     def __init__(self, vocab_size: int) -> None:
         self._logits = torch.arange(vocab_size, dtype=torch.float32)
 
+    tuned = None
+
     def logits(
         self, ids: torch.Tensor, positions: torch.Tensor, metadata: AttentionMetadata, index: torch.Tensor
     ) -> torch.Tensor:

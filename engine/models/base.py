@@ -7,6 +7,7 @@ from typing import Protocol
 import torch
 
 from engine.attention import AttentionMetadata
+from engine.kernels.gemm import TunedLinear
 
 LayerCaches = tuple[tuple[int, torch.Tensor, torch.Tensor], ...]
 """By layer: (index of its group, keys, values), each [blocks, page_size, kv_heads, head_dim]."""
@@ -14,6 +15,11 @@ LayerCaches = tuple[tuple[int, torch.Tensor, torch.Tensor], ...]
 
 class Executor(Protocol):
     """A way to run a decoder over the paged cache."""
+
+    @property
+    def tuned(self) -> TunedLinear | None:
+        """Its linear layers, if they learn from the steps rehearsed before serving; None = torch's."""
+        ...
 
     def logits(
         self, ids: torch.Tensor, positions: torch.Tensor, metadata: AttentionMetadata, index: torch.Tensor

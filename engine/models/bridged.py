@@ -22,6 +22,8 @@ class BridgedModel:
         caches: keys and values by layer.
     """
 
+    tuned = None
+
     def __init__(self, model: Any, backend: AttentionBackend, caches: LayerCaches) -> None:
         self._model, self._backend, self._caches = model, backend, caches
         faster = onednn_linear_available(model.device, model.dtype)

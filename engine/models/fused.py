@@ -7,11 +7,13 @@ that sample. fp32 results equal transformers' forward pass up to the order of su
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from engine.attention import AttentionBackend, AttentionMetadata
+from engine.kernels.gemm import tuned_linear
 from engine.models.base import LayerCaches
 from engine.models.families import FAMILIES, activation_of
 from engine.models.operators import Operators
@@ -49,6 +51,10 @@ class FusedDecoder:
         half = cos.shape[-1] // 2
         self._cos, self._sin = cos[0, :, :half].contiguous(), sin[0, :, :half].contiguous()
         self._layers = take_layers(model)
+        matrices = [m for layer in self._layers for m in (layer.qkv, layer.out, layer.gate_up, layer.down)]
+        self.tuned = tuned_linear([(m.weight, m.bias) for m in (*matrices, self._head)])
+        if self.tuned is not None:
+            self._op = replace(self._op, linear=self.tuned)
 
     def logits(
         self, ids: torch.Tensor, positions: torch.Tensor, metadata: AttentionMetadata, index: torch.Tensor

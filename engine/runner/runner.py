@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -108,7 +109,9 @@ class ModelRunner:
     def warm_up(self) -> None:
         """Compile and load what the first steps would otherwise wait for; capture graphs."""
         if any(self.config.use_cuda_graph) and self.graphs is None:
-            self.graphs = StepGraphs(self, self._buckets(), self.config.page_size)
+            tuned = self.executor.tuned
+            with nullcontext() if tuned is None else tuned.learning():  # from each step's run before its capture
+                self.graphs = StepGraphs(self, self._buckets(), self.config.page_size)
 
     def _buckets(self) -> StepBuckets:
         config = self.config

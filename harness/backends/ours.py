@@ -51,7 +51,8 @@ class OursBackend(ManagerBackend):
         return tokens
 
     def config(self) -> list[ConfigValue]:
-        return [ConfigValue(name, value, source) for name, value, source in self._manager.resolved_config.rows()]
+        rows = (*self._manager.resolved_config.rows(), *self._manager.measured_settings())
+        return [ConfigValue(name, value, source) for name, value, source in rows]
 
     def steps(self) -> list[dict[str, Any]]:
         return [dataclasses.asdict(record) for record in self._manager.step_log]

@@ -21,6 +21,7 @@ from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
 from engine import kernels
+from engine.kernels.skinny import skinny_linear, skinny_tiles
 
 POINTERS = {
     torch.float32: "*fp32",
@@ -81,6 +82,7 @@ def compile_instead(kernel: Any, *args: Any, grid: Any, warmup: bool, **kwargs: 
         "dependent": compiled.metadata.launch_pdl,
         "waits_first": 0 < ptx.find("griddepcontrol.wait") < min(at for at in map(ptx.find, MEMORY) if at > 0),
         "wide_loads": ptx.count("ld.global.v4.b32"),
+        "wide_streamed_loads": ptx.count("ld.global.L1::evict_first.L2::cache_hint.v4.b32"),
         "wide_async_copies": ptx.count("cp.async.cg"),
     }
     print("COMPILED", json.dumps(report), flush=True)
@@ -108,6 +110,9 @@ def rowwise(dtype: torch.dtype) -> None:
     norm = torch.empty(128, dtype=dtype)
     kernels.rope_and_write(qkv, table, table, slots, *cache, positions=slots.int(), query_norm=norm, key_norm=norm)
     kernels.rope_and_write(qkv, table[:4], table[:4], slots, *cache)
+    skinny = torch.empty(64, 2560, dtype=dtype)
+    for rows in (1, 2, 4, 8):
+        skinny_linear(skinny[:rows], skinny, None, skinny_tiles(rows)[0])
     kernels.write_kv(qkv[:, :1024].view(4, 8, 128), qkv[:, 1024:2048].view(4, 8, 128), *cache, slots)
 
 

@@ -42,6 +42,7 @@ def test_every_kernel_compiles_and_keeps_its_values_in_registers(compiled: list[
         "_pick_kernel",
         "_prefill_kernel",
         "_rope_kernel",
+        "_skinny_kernel",
         "_write_kernel",
     }
     for report in compiled:
@@ -75,3 +76,11 @@ def test_programs_are_set_up_early_and_touch_no_memory_before_their_predecessors
     for report in compiled:
         assert report["dependent"], report
         assert report["waits_first"], report
+
+
+def test_the_skinny_linear_streams_16_bytes_at_a_time(compiled: list[dict[str, Any]]) -> None:
+    skinny = [report for report in compiled if report["kernel"] == "_skinny_kernel"]
+    assert [report["sizes"]["ROWS"] for report in skinny] == [1, 2, 4, 8]
+    for report in skinny:
+        assert report["wide_streamed_loads"] >= report["sizes"]["COLUMNS"], report
+        assert report["shared"] <= 256, report  # sums meet at the end only, nothing is exchanged in the loop

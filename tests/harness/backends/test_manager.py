@@ -69,6 +69,9 @@ class FakeManager:
         self.script = script
         self.resolved_config = SimpleNamespace(rows=lambda: [("num_blocks", 8, "user"), ("page_size", 4, "default")])
 
+    def measured_settings(self) -> list[tuple[str, Any, str]]:
+        return [("linear_kernels", "torch 3", "derived: fastest on this device")] if self.running else []
+
     def start(self) -> None:
         self.running = True
 
@@ -249,6 +252,7 @@ def test_warm_up_is_apart_and_counts_begin_at_start(
         {"step": 1, "t_ns": 40, "free_blocks": 5},
     ]
     assert backend.config()[0] == ConfigValue("num_blocks", 8, "user")
+    assert backend.config()[-1] == ConfigValue("linear_kernels", "torch 3", "derived: fastest on this device")
     assert backend.memory() == {"weights": 100, "kv_pool": 200}
 
 

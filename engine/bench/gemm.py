@@ -1,0 +1,160 @@
+"""Linear layers of a decode step, torch's and tuned: ``python -m engine.bench.gemm`` on a CUDA device.
+
+Every product of three models at the rows of a step, timed as the engine times them when it starts (weights cold, in a
+CUDA graph, both in turn), beside the copy bandwidth and the matmul rate measured in the same process. The last lines
+add up a step's products. Nothing is read from or written to the cache of choices.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from engine.bench.timing import copy_bandwidth, matmul_rate
+from engine.kernels.autotune import Choice
+from engine.kernels.cublaslt import Algorithm, CublasLt
+from engine.kernels.gemm import ANCHORS, TIMED_BYTES, Problem, tuned_linear, why_not_tuned
+
+DTYPE = torch.bfloat16
+
+
+@dataclass(frozen=True, slots=True)
+class Decoder:
+    """A model's layers and sizes; ``qkv`` is the width of query, key and value heads together."""
+
+    layers: int
+    hidden: int
+    qkv: int
+    heads: int
+    intermediate: int
+    vocab: int
+
+    def products(self) -> dict[str, tuple[int, int, int]]:
+        """(columns, depth, times a step) by name."""
+        return {
+            "qkv": (self.qkv, self.hidden, self.layers),
+            "o": (self.hidden, self.heads, self.layers),
+            "gate_up": (2 * self.intermediate, self.hidden, self.layers),
+            "down": (self.hidden, self.intermediate, self.layers),
+            "lm_head": (self.vocab, self.hidden, 1),
+        }
+
+
+MODELS = {
+    "qwen3-0.6b": Decoder(28, 1024, 4096, 2048, 3072, 151936),
+    "qwen3-4b": Decoder(36, 2560, 6144, 4096, 9728, 151936),
+    "llama-3.1-8b": Decoder(32, 4096, 6144, 4096, 14336, 128256),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Ceilings:
+    """Bytes and FLOPs per second."""
+
+    bandwidth: float
+    rate: float
+
+    def floor(self, problem: Problem) -> float:
+        """Least seconds of a product: weights, inputs and outputs moved once, or its FLOPs."""
+        return max(_bytes(problem) / self.bandwidth, _flops(problem) / self.rate)
+
+
+def _bytes(problem: Problem) -> float:
+    rows, columns, depth, _ = problem
+    return DTYPE.itemsize * (columns * depth + rows * (columns + depth))
+
+
+def _flops(problem: Problem) -> float:
+    return 2.0 * problem.rows * problem.columns * problem.depth
+
+
+def tune(columns: int, depth: int, rows: Sequence[int]) -> dict[int, Choice]:
+    """Choices for weights [columns, depth], as many of them as the L2 cache cannot hold."""
+    count = max(2, min(64, -(-TIMED_BYTES // (columns * depth * DTYPE.itemsize))))
+    generator = torch.Generator("cuda").manual_seed(depth)
+    weights = [
+        torch.randn(columns, depth, device="cuda", dtype=DTYPE, generator=generator).mul_(depth**-0.5)
+        for _ in range(count)
+    ]
+    tuned = tuned_linear([(weight, None) for weight in weights], {"ENGINE_CACHE_DIR": ""})
+    assert tuned is not None, "main has asked why_not_tuned"
+    with tuned.learning():
+        for number in rows:
+            tuned(torch.zeros(number, depth, device="cuda", dtype=DTYPE), weights[0])
+    choices = tuned.choices()
+    return {n: choices[Problem(n, columns, depth, False)] for n in rows if Problem(n, columns, depth, False) in choices}
+
+
+def describe(choice: Choice, library: CublasLt) -> str:
+    """A choice in a few words."""
+    kind, _, details = choice.candidate.partition(":")
+    if kind != "cublaslt":
+        return choice.candidate
+    return "cublaslt " + " ".join(
+        f"{name} {value}" for name, value in library.describe(Algorithm(bytes.fromhex(details), 0)).items()
+    )
+
+
+def bench(name: str, decoder: Decoder, rows: Sequence[int], ceilings: Ceilings) -> None:
+    """Print a model's table, and the sums of its steps."""
+    library = CublasLt()
+    step = {n: [0.0, 0.0, 0.0] for n in rows}
+    for product, (columns, depth, times) in decoder.products().items():
+        for n, choice in tune(columns, depth, rows).items():
+            problem = Problem(n, columns, depth, False)
+            floor = ceilings.floor(problem)
+            for index, seconds in enumerate((choice.baseline_seconds, choice.seconds, floor)):
+                step[n][index] += times * seconds
+            print(
+                f"{name:13} {product:8} {columns:6} x {depth:5} {n:5} rows  "
+                f"torch {choice.baseline_seconds * 1e6:8.2f} us  tuned {choice.seconds * 1e6:8.2f} us  "
+                f"{_bytes(problem) / choice.seconds / 1e12:5.2f} TB/s "
+                f"{_flops(problem) / choice.seconds / 1e12:6.1f} TFLOP/s {100 * floor / choice.seconds:5.1f} %  "
+                f"{describe(choice, library)}",
+                flush=True,
+            )
+        torch.cuda.empty_cache()
+    for n, (before, after, floor) in step.items():
+        print(
+            f"{name:13} a step's products at {n:5} rows: torch {before * 1e3:6.3f} ms, tuned {after * 1e3:6.3f} ms, "
+            f"floor {floor * 1e3:6.3f} ms",
+            flush=True,
+        )
+
+
+def _integers(text: str) -> list[int]:
+    return [int(part) for part in text.split(",")]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure and print; 1 where linear layers are not tuned."""
+    parser = argparse.ArgumentParser(prog="python -m engine.bench.gemm", description=__doc__)
+    parser.add_argument("--models", default=",".join(MODELS), help=f"by comma, of {', '.join(MODELS)}")
+    parser.add_argument("--rows", type=_integers, default=[1, 2, 4, 8, 16, 32, 64, 128, 256], help="rows, by comma")
+    options = parser.parse_args(arguments)
+    names = options.models.split(",")
+    unknown = [name for name in names if name not in MODELS]
+    if unknown or not all(0 < n <= ANCHORS[-1] for n in options.rows):
+        parser.error(f"models are {', '.join(MODELS)}, rows 1 to {ANCHORS[-1]}; given {options.models}, {options.rows}")
+    reason = why_not_tuned(torch.device("cuda" if torch.cuda.is_available() else "cpu"), DTYPE, {})
+    if reason is not None:
+        print(f"nothing to measure: {reason}")
+        return 1
+    device = torch.device("cuda")
+    ceilings = Ceilings(copy_bandwidth(device), matmul_rate(device))
+    print(
+        f"{torch.cuda.get_device_name()}, torch {torch.__version__}, cuBLASLt {CublasLt().version}: "
+        f"copy {ceilings.bandwidth / 1e12:.2f} TB/s, bf16 matmul {ceilings.rate / 1e12:.0f} TFLOP/s",
+        flush=True,
+    )
+    with torch.inference_mode():
+        for name in names:
+            bench(name, MODELS[name], options.rows, ceilings)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,385 @@
+"""Linear layers by whichever kernel was fastest on this device for these weights and this many rows.
+
+While steps are rehearsed before serving (`TunedLinear.learning`), each number of rows that a step brings is tuned:
+torch, cuBLASLt's candidates and, for few rows, `engine.kernels.skinny` are timed on the model's own weights, layer
+after layer, so that they come from memory as in a step. `ANCHORS` are tuned in full; a number between two of them
+chooses among torch and what won at those two. Afterwards the choices do not change: a number of rows that was not
+rehearsed runs on torch.
+
+All candidates sum in fp32 and round once; the order of the sums, and with it the last bit, depends on the choice.
+"""
+
+from __future__ import annotations
+
+import bisect
+import hashlib
+import logging
+import os
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import torch
+from torch.nn.functional import linear
+
+from engine.kernels.autotune import Choice, GraphTimer, choose
+from engine.kernels.autotune_cache import ChoiceCache, Key, cache_folder
+from engine.kernels.cublaslt import ALIGNMENT, WORKSPACE_LIMIT, Algorithm, CublasError, CublasLt, LtProduct
+from engine.kernels.language import triton, why_no_triton
+from engine.kernels.skinny import MAX_ROWS, SkinnyTile, skinny_linear, skinny_tiles
+
+logger = logging.getLogger(__name__)
+
+ANCHORS = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1280)
+"""Rows that are tuned in full. More rows are left to torch."""
+CUBLASLT_CANDIDATES = 16
+TIMED_BYTES = 600 << 20
+"""Bytes of weights that a timed graph reads: some 150 us at an H200's bandwidth, and past its L2 cache."""
+TIME_LIMIT = 14.0
+"""Seconds a start may spend on measuring; what is left then runs on torch, and is measured by the next start."""
+VERSION = 1
+"""Of the candidates and the way they are timed: part of a stored choice's key."""
+TORCH = "torch"
+
+Call = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
+Weights = Sequence[tuple[torch.Tensor, torch.Tensor | None]]
+
+
+class Problem(NamedTuple):
+    """x [rows, depth] times W [columns, depth], transposed, and a bias or none."""
+
+    rows: int
+    columns: int
+    depth: int
+    biased: bool
+
+
+class Timer(Protocol):
+    """As `engine.kernels.autotune.GraphTimer`."""
+
+    def seconds_per_call(self, candidates: Sequence[Sequence[Callable[[], object]]], repeats: int) -> list[float]: ...
+
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class TuningReport:
+    """What a `TunedLinear` runs on.
+
+    Attributes:
+        measured, stored: problems timed by this process, and read from the cache, anchors among them.
+        untimed: problems left to torch because `TIME_LIMIT` was over.
+        seconds: spent on measuring.
+        winners: problems of the rehearsed steps by kind of the chosen candidate.
+        digest: of their choices; two runs with the same digest ran on the same kernels.
+    """
+
+    measured: int
+    stored: int
+    untimed: int
+    seconds: float
+    winners: dict[str, int]
+    digest: str
+
+    def __str__(self) -> str:
+        """The choices, and nothing that differs from start to start."""
+        return ", ".join(f"{kind} {count}" for kind, count in sorted(self.winners.items())) + f" ({self.digest})"
+
+
+class TunedLinear:
+    """``torch.nn.functional.linear`` for a model's weights, tuned by number of rows.
+
+    Its launches share a scratch buffer, also across captured graphs: they must follow one another on the device, as the
+    steps of one runner do.
+
+    Args:
+        weights: (weight, bias or None) of every linear layer, those of one shape in the order of their use.
+        library: cuBLASLt on their device; None = without its candidates.
+        skinny: whether Triton kernels run there.
+        timer: measures candidates.
+        cache: choices of earlier processes.
+        environment: what else their time depends on: device, versions.
+        clock: seconds, for `TIME_LIMIT`.
+    """
+
+    def __init__(
+        self,
+        weights: Weights,
+        library: CublasLt | None,
+        skinny: bool,
+        timer: Timer,
+        cache: ChoiceCache,
+        environment: Key,
+        clock: Callable[[], float],
+    ) -> None:
+        self._weights: dict[tuple[int, int, bool], list[tuple[torch.Tensor, torch.Tensor | None]]] = {}
+        for weight, bias in weights:
+            if _suits(weight) and weight.shape[0] % 8 == 0 and (bias is None or _suits(bias)):
+                self._weights.setdefault((*weight.shape, bias is not None), []).append((weight, bias))
+        first = weights[0][0]
+        self._device, self._dtype = first.device, first.dtype
+        self._library, self._skinny, self._timer = library, skinny, timer
+        self._cache, self._environment, self._clock = cache, environment, clock
+        self._calls: dict[Problem, Call] = {}
+        self._choices: dict[Problem, Choice] = {}
+        self._learning = False
+        self._scratch: torch.Tensor | None = None
+        self._generator: torch.Generator | None = None
+        self._measured = self._stored = self._untimed = 0
+        self._seconds = 0.0
+
+    def __call__(self, inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        if inputs.dim() != 2:
+            return linear(inputs, weight, bias)
+        problem = Problem(inputs.shape[0], weight.shape[0], weight.shape[1], bias is not None)
+        call = self._calls.get(problem)
+        if call is None:
+            call = self._learn(problem) if self._learning else linear
+        if call is not linear and not _suits(inputs):
+            call = linear
+        return call(inputs, weight, bias)
+
+    @contextmanager
+    def learning(self) -> Iterator[None]:
+        """Inside, numbers of rows not seen before are tuned. A step must be run once before it is captured."""
+        self._learning = True
+        try:
+            yield
+        finally:
+            self._learning = False
+            self._timer.close()
+            if self._measured and self._device.type == "cuda":
+                torch.cuda.empty_cache()  # of the timed graphs' outputs
+        report = self.report()
+        logger.info(
+            "linear layers: %s; %d measured in %.1f s, %d from the cache",
+            report,
+            report.measured,
+            report.seconds,
+            report.stored,
+        )
+        if report.untimed:
+            logger.warning(
+                "%d products run on torch untuned: measuring took over %.0f s; the next start goes on with them",
+                report.untimed,
+                TIME_LIMIT,
+            )
+
+    def report(self) -> TuningReport:
+        """What was chosen so far."""
+        chosen = [
+            (tuple(problem), self._choices[problem].candidate if problem in self._choices else TORCH)
+            for problem in sorted(self._calls)
+        ]
+        return TuningReport(
+            self._measured,
+            self._stored,
+            self._untimed,
+            self._seconds,
+            dict(Counter(_kind(candidate) for _, candidate in chosen)),
+            hashlib.sha256(repr(chosen).encode()).hexdigest()[:12],
+        )
+
+    def choices(self) -> dict[Problem, Choice]:
+        """By problem, with the times it was chosen by; also of anchors that no step has used."""
+        return dict(self._choices)
+
+    # --- learning ---------------------------------------------------------------------------------------------------
+
+    def _learn(self, problem: Problem) -> Call:
+        """The call for a problem from now on."""
+        known = problem[1:] in self._weights and 0 < problem.rows <= ANCHORS[-1]
+        if not known or (self._device.type == "cuda" and torch.cuda.is_current_stream_capturing()):
+            return linear
+        choice = self._choice(problem)
+        call = self._call(problem, choice.candidate) if choice is not None else linear
+        if call is None:  # it won between its neighbours, so it was accepted there; refused, it is torch's again
+            raise CublasError(f"the chosen {choice} no longer suits {problem}")
+        self._calls[problem] = call
+        return call
+
+    def _choice(self, problem: Problem) -> Choice | None:
+        """The choice for a problem: made before, stored, or measured; None if time is over."""
+        choice = self._choices.get(problem)
+        if choice is not None:
+            return choice
+        key = self._key(problem)
+        choice = self._cache.load(key)
+        if choice is not None and self._call(problem, choice.candidate) is not None:
+            self._stored += 1
+        else:
+            contenders = self._contenders(problem)
+            if self._seconds >= TIME_LIMIT:
+                self._untimed += 1
+                return None
+            started = self._clock()
+            choice = self._measure(problem, contenders)
+            self._seconds += self._clock() - started
+            self._measured += 1
+            self._cache.store(key, choice)
+        self._choices[problem] = choice
+        return choice
+
+    def _key(self, problem: Problem) -> Key:
+        operation: dict[str, str | int | bool] = {"operation": "linear", "version": VERSION, "dtype": str(self._dtype)}
+        return operation | dict(self._environment) | problem._asdict()
+
+    def _contenders(self, problem: Problem) -> list[str]:
+        """Names of the candidates besides torch."""
+        if problem.rows not in ANCHORS:
+            above = bisect.bisect(ANCHORS, problem.rows)
+            neighbours = (problem._replace(rows=ANCHORS[index]) for index in (above - 1, above))
+            won = [choice.candidate for choice in map(self._choice, neighbours) if choice is not None]
+            return [name for name in dict.fromkeys(won) if name != TORCH and self._call(problem, name) is not None]
+        names = []
+        if self._library is not None:
+            product, bias = self._product(problem), self._weights[problem[1:]][0][1]
+            try:
+                found = product.candidates(CUBLASLT_CANDIDATES, bias)
+            except CublasError as error:
+                logger.warning("cuBLASLt has no algorithms for %s: %s", problem, error)
+                found = []
+            names += [f"cublaslt:{algorithm.words.hex()}" for algorithm in found]
+        if self._skinny and problem.rows <= MAX_ROWS:
+            names += [f"skinny:{t.columns},{t.depth},{t.warps}" for t in skinny_tiles(problem.rows)]
+        return names
+
+    def _call(self, problem: Problem, candidate: str) -> Call | None:
+        """How to run a candidate; None if it does not suit the problem here."""
+        kind, _, details = candidate.partition(":")
+        if kind == TORCH:
+            return linear
+        if kind == "cublaslt" and self._library is not None:
+            product = self._product(problem)
+            try:
+                algorithm = product.adopt(bytes.fromhex(details))
+            except ValueError:
+                return None
+            return None if algorithm is None else self._cublaslt_call(problem, product, algorithm)
+        if kind == "skinny" and self._skinny and problem.rows <= MAX_ROWS:
+            tile = SkinnyTile(*map(int, details.split(",")))
+            return lambda inputs, weight, bias: skinny_linear(inputs, weight, bias, tile)
+        return None
+
+    def _product(self, problem: Problem) -> LtProduct:
+        assert self._library is not None, "asked for only if there is a library"
+        return LtProduct(self._library, problem.rows, problem.columns, problem.depth, self._dtype, problem.biased)
+
+    def _cublaslt_call(self, problem: Problem, product: LtProduct, algorithm: Algorithm) -> Call:
+        if self._scratch is None:
+            self._scratch = torch.empty(WORKSPACE_LIMIT, dtype=torch.uint8, device=self._device)
+        scratch, prepared, device, columns = self._scratch, product.prepare(algorithm), self._device, problem.columns
+
+        def call(inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+            out = inputs.new_empty((inputs.shape[0], columns))
+            stream = torch.cuda.current_stream(device).cuda_stream
+            product.run(prepared, inputs, weight, bias, out, scratch, stream)
+            return out
+
+        return call
+
+    # --- measuring --------------------------------------------------------------------------------------------------
+
+    def _measure(self, problem: Problem, contenders: Sequence[str]) -> Choice:
+        weights = self._weights[problem[1:]]
+        if self._generator is None:
+            self._generator = torch.Generator(self._device).manual_seed(0)
+        inputs = torch.randn(
+            problem.rows, problem.depth, dtype=self._dtype, device=self._device, generator=self._generator
+        )
+        calls: dict[str, Call] = {TORCH: linear}
+        calls |= self._sound(problem, inputs, contenders)
+        count = min(max(2, -(-TIMED_BYTES // weights[0][0].nbytes)), 64)
+        used = [weights[index % len(weights)] for index in range(count)]
+
+        def measure(names: Sequence[str], repeats: int) -> list[float]:
+            bound = [[_bind(calls[name], inputs, *pair) for pair in used] for name in names]
+            return self._timer.seconds_per_call(bound, repeats)
+
+        return choose(TORCH, [name for name in calls if name != TORCH], measure)
+
+    def _sound(self, problem: Problem, inputs: torch.Tensor, contenders: Sequence[str]) -> dict[str, Call]:
+        """The contenders that run, and whose result is torch's but for the order of sums."""
+        weight, bias = self._weights[problem[1:]][0]
+        wanted = linear(inputs, weight, bias).float()
+        allowed = 4 * torch.finfo(self._dtype).eps * wanted.abs().max()
+        calls, errors = {}, {}
+        for name in contenders:
+            call = self._call(problem, name)
+            if call is None:
+                continue
+            try:
+                got = call(inputs, weight, bias)
+            except (CublasError, RuntimeError) as error:
+                logger.warning("%s is left out for %s: %s", name, problem, error)
+                continue
+            calls[name] = call
+            errors[name] = (got.float() - wanted).abs().max() <= allowed
+        sound = dict(zip(errors, torch.stack(list(errors.values())).tolist(), strict=True)) if errors else {}
+        for name in [name for name, right in sound.items() if not right]:
+            logger.warning("%s is left out for %s: its result is not torch's", name, problem)
+            del calls[name]
+        return calls
+
+
+def _bind(call: Call, inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> Callable[[], object]:
+    return lambda: call(inputs, weight, bias)
+
+
+def _suits(tensor: torch.Tensor) -> bool:
+    return tensor.is_contiguous() and tensor.data_ptr() % ALIGNMENT == 0 and tensor.shape[-1] % 8 == 0
+
+
+def _kind(candidate: str) -> str:
+    return candidate.partition(":")[0]
+
+
+def why_not_tuned(device: torch.device, dtype: torch.dtype, environ: Mapping[str, str]) -> str | None:
+    """The reason why linear layers stay with torch, or None if they can be tuned."""
+    if environ.get("ENGINE_TUNE") == "0":
+        return "ENGINE_TUNE=0"
+    if device.type != "cuda":
+        return f"the weights are on {device.type}"
+    if dtype not in (torch.bfloat16, torch.float16):
+        return f"{dtype} products are torch's"
+    return None
+
+
+def tuned_linear(weights: Weights, environ: Mapping[str, str] = os.environ) -> TunedLinear | None:
+    """A `TunedLinear` on the weights' device, its choices kept on disk; None where `why_not_tuned` gives a reason.
+
+    Args:
+        weights: (weight, bias or None) of every linear layer of a model.
+        environ: ``ENGINE_TUNE=0`` turns tuning off; for ``ENGINE_CACHE_DIR`` see `engine.kernels.autotune_cache`.
+    """
+    device, dtype = weights[0][0].device, weights[0][0].dtype
+    reason = why_not_tuned(device, dtype, environ)
+    if reason is not None:
+        logger.debug("linear layers are not tuned: %s", reason)
+        return None
+    library = None
+    try:
+        with torch.cuda.device(device):
+            library = CublasLt()
+    except (OSError, CublasError) as error:
+        logger.warning("linear layers are tuned without cuBLASLt's algorithms: %s", error)
+    properties = torch.cuda.get_device_properties(device)
+    environment: dict[str, str | int | bool] = {
+        "device": properties.name,
+        "multiprocessors": properties.multi_processor_count,
+        "cublaslt": 0 if library is None else library.version,
+        "torch": torch.__version__,
+        "triton": str(getattr(triton, "__version__", None)),
+    }
+    return TunedLinear(
+        weights,
+        library,
+        why_no_triton(device) is None,
+        GraphTimer(device),
+        ChoiceCache(cache_folder(environ)),
+        environment,
+        time.perf_counter,
+    )
