@@ -17,19 +17,17 @@ from engine.config import ContinuousBatchingConfig, WorkloadHints
 from engine.core import EngineCore
 from engine.culprits import cause_of
 from engine.intake import Intake, Stop
+from engine.loop import HARD_STOP, fail_everything, serve
 from engine.model_shape import ModelShape
 from engine.models import why_not_fused
 from engine.output_router import OutputRouter
 from engine.pause import PauseGate
-from engine.requests import GenerationOutput, Request
+from engine.requests import GenerationOutput
 from engine.resolution import ResolvedConfig, resolve
 from engine.sampling.generation import generation_defaults
 from engine.stats import EngineStats, StepRecord
 
 logger = logging.getLogger(__name__)
-
-
-_HARD_STOP = "RuntimeError: the manager was stopped (hard_stop) before the request finished"
 
 
 class ContinuousBatchingManager:
@@ -189,7 +187,7 @@ class ContinuousBatchingManager:
                 if not keep_for_next_session:
                     self._release_core()
             if hard_stop and self._thread is None:
-                self._deliver([GenerationOutput(request) for request in self._intake.end_unserved(_HARD_STOP)])
+                self._deliver([GenerationOutput(request) for request in self._intake.end_unserved(HARD_STOP)])
 
     def join(self, stop_trigger_time: float | None = None, timeout: float | None = None) -> None:
         """Wait for a stopping loop's thread to end."""
@@ -407,43 +405,17 @@ class ContinuousBatchingManager:
 
     def _run(self, core: EngineCore) -> None:
         try:
-            while self._take_orders(core):
-                core.step()
+            serve(core, self._intake, self._pauses)
         except BaseException as error:  # SystemExit from a hook as well: whatever ends the loop ends its requests
             logger.exception("the loop ends: all live requests fail")
             self._failure = error
-            self._fail_everything(core, cause_of(error))
+            fail_everything(core, self._intake, cause_of(error))
             self._release_core()  # whatever state the exception left behind is not used again
         finally:
             with self._intake.changed:
                 self._ended = True
                 self._intake.changed.notify_all()
             self._router.wake()
-
-    def _take_orders(self, core: EngineCore) -> bool:
-        """Apply what clients asked for; wait if there is nothing to do. False ends the loop."""
-        if not self._intake.has_news and not self._pauses.called and core.has_work:
-            return True  # the usual case, without a lock
-        if self._pauses.called:
-            core.drain()
-            core.runner.synchronize()
-            if self._pauses.park(lambda: self._intake.stop is Stop.HARD):
-                core.forget_prefixes()
-        orders, stop = self._intake.take(lambda: self._pauses.called or core.has_work)
-        for order in orders:
-            if isinstance(order, Request):
-                core.add(order)
-            else:
-                core.cancel(order)
-        if stop is Stop.HARD:
-            self._fail_everything(core, _HARD_STOP)
-            return False
-        return core.has_work or stop is Stop.NO or self._pauses.called
-
-    def _fail_everything(self, core: EngineCore, reason: str) -> None:
-        for request in self._intake.take_requests():
-            core.add(request)
-        core.fail_all(reason)
 
     def _deliver(self, outputs: list[GenerationOutput]) -> None:
         self._router.deliver(outputs)

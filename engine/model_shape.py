@@ -95,12 +95,33 @@ def _refuse_by_kind(name: str, model: Any) -> None:
         raise ValueError(f"{name} has layers that read the keys and values of others, which the cache does not offer")
     if not getattr(model, "_supports_attention_backend", False):
         raise ValueError(f"{name} does not go through transformers' AttentionInterface, so it cannot be served")
-    devices = {p.device for p in model.parameters()}
+    _refuse_several_devices(name, model)
+
+
+def _refuse_several_devices(name: str, model: Any) -> None:
+    shards = getattr(model, "_tp_size", None) or 1
+    if shards > 1:
+        raise ValueError(
+            f"{name} is sharded over {shards} processes (tensor parallel), which is not available; load it whole"
+        )
+    # Of a DTensor, whose module takes seconds to import.
+    sharded = next((n for n, p in model.named_parameters() if hasattr(p, "placements")), None)
+    if sharded is not None:
+        raise ValueError(
+            f"{name} has sharded parameters ({sharded} is a DTensor), which are not available; load it whole"
+        )
+    # Where accelerate moves weights between devices as they are needed, they are not all where the map says.
+    mapped = {_device(d) for d in (getattr(model, "hf_device_map", None) or {}).values()}
+    devices = {str(p.device) for p in model.parameters()} | (mapped if len(mapped) > 1 else set())
     if len(devices) > 1:
         raise ValueError(
-            f"{name} is spread over {', '.join(sorted(map(str, devices)))}; load it on one device "
-            "(device_map={'': 0})"
+            f"{name} is spread over {', '.join(sorted(devices))}; load it on one device (device_map={{'': 0}})"
         )
+
+
+def _device(of_map: Any) -> str:
+    """Device of an entry of a device map: an accelerator's index, or a name ("cpu", "disk", "cuda:1")."""
+    return f"cuda:{of_map}" if isinstance(of_map, int) else str(of_map)
 
 
 def _same_in_all_layers(name: str, config: Any, field: str) -> int | None:

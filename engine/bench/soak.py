@@ -21,7 +21,8 @@ from typing import Any
 from engine.bench.oracle import Deliveries, Oracle, sampling_defaults
 from engine.bench.tiny_models import TINY_MODELS, tiny_model
 from engine.config import ContinuousBatchingConfig
-from engine.manager import _HARD_STOP, ContinuousBatchingManager
+from engine.loop import HARD_STOP
+from engine.manager import ContinuousBatchingManager
 
 _SILENCE_S = 60.0
 """An engine that delivers nothing for so long while requests are open is stuck."""
@@ -85,7 +86,7 @@ def soak(
     )
     manager = ContinuousBatchingManager(model, sampling_defaults(), config)
     oracle = Oracle(model)
-    deliveries = Deliveries(oracle, (_HARD_STOP,))
+    deliveries = Deliveries(oracle, (HARD_STOP,))
     started = time.perf_counter()
     hard_stops = max(1, requests // 600) if hard_stops is None else hard_stops
     stops_at = {round(requests * (i + 1) / (hard_stops + 1)) for i in range(hard_stops)}

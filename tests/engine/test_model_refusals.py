@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
 import torch
 import transformers
+from torch.distributed.tensor import DTensor
 
 from engine import ContinuousBatchingManager
 from engine.model_shape import ModelShape
@@ -110,3 +112,51 @@ def test_a_model_that_cannot_run_packed_sequences_is_refused_with_its_own_words(
 
     with pytest.raises(ValueError, match=r"Picky cannot be run over packed sequences: TypeError: .*position_ids"):
         ModelShape.of(Picky(m1.config))
+
+
+@pytest.fixture
+def own(m1: Any) -> Any:
+    """A model that a test may change."""
+    return copy.deepcopy(m1)
+
+
+@pytest.mark.parametrize(
+    ("device_map", "named"),
+    [
+        ({"model.embed_tokens": 0, "model.layers.0": 0, "model.layers.1": 1, "lm_head": 1}, "cpu, cuda:0, cuda:1"),
+        ({"model.embed_tokens": "cuda:0", "model.layers": "disk"}, "cpu, cuda:0, disk"),
+    ],
+)
+def test_a_model_on_several_devices_is_refused_naming_them(device_map: dict[str, Any], named: str, own: Any) -> None:
+    """A-gb-04: by its map; these weights lie on the CPU, as accelerate leaves what it offloads."""
+    own.hf_device_map = device_map
+    with pytest.raises(ValueError, match=f"LlamaForCausalLM is spread over {named}; load it on one device"):
+        ContinuousBatchingManager(own, None)
+    own.hf_device_map = {"": "cpu"}
+    assert ModelShape.of(own).device.type == "cpu"
+
+
+def test_parameters_on_several_devices_are_refused_without_a_map(own: Any) -> None:
+    own.lm_head.to("meta")
+    with pytest.raises(ValueError, match="spread over cpu, meta"):
+        ModelShape.of(own)
+
+
+def test_a_sharded_model_is_refused(own: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A-tp-01: tensor parallelism is not available, and said before anything is allocated."""
+    monkeypatch.setattr("engine.manager.EngineCore", lambda *_: pytest.fail("something was allocated"))
+    own._tp_size = 2
+    with pytest.raises(ValueError, match=r"LlamaForCausalLM is sharded over 2 processes \(tensor parallel\)"):
+        ContinuousBatchingManager(own, None)
+    own._tp_size = None
+
+    class Shard(torch.Tensor):
+        """Stands for a DTensor, which only a process group can make."""
+
+        placements = ()
+
+    assert hasattr(DTensor, "placements")
+    shard = own.model.norm.weight.detach().as_subclass(Shard)
+    own.model.norm.weight = torch.nn.Parameter(shard, requires_grad=False)
+    with pytest.raises(ValueError, match=r"model\.norm\.weight is a DTensor"):
+        ContinuousBatchingManager(own, None)
