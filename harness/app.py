@@ -13,7 +13,7 @@ import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -29,11 +29,14 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from harness import manifest, store
+from harness.analysis.design import variable_of
+from harness.blocks import Place
 from harness.check import check_engines
 from harness.config import config_hash, group_options, plain
 from harness.errors import explain_config_error, one_line
-from harness.expand import PlannedJob, check_files, checked, dotted_keys, expand
+from harness.expand import PlannedJob, check_files, checked, dotted_keys, expand, shown_overrides
 from harness.job import Job, run_job
+from harness.launch import launch
 from harness.manifest import JobState
 from harness.sweep import arm, check_unused, combine_jobs, failed_lines, kept_line, match_summary
 
@@ -51,6 +54,7 @@ class Plan:
     """What a command line comes to: run or sweep, where its results go, and its complete arguments for Hydra.
 
     Attributes:
+        overrides: of ``arguments``, those that compose the config.
         configs: of every job that is known beforehand, the first one at least.
         jobs: of a sweep, in order; () for a single run, and where a sweeper decides as it goes.
     """
@@ -59,6 +63,7 @@ class Plan:
     directory: Path
     reference_engine: str | None
     arguments: tuple[str, ...]
+    overrides: tuple[str, ...]
     configs: tuple[Mapping[str, Any], ...]
     jobs: tuple[PlannedJob, ...] = ()
 
@@ -77,9 +82,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             check_unused(plan.directory)
             for line in check_engines(plan.configs):
                 print(f"cb-bench: will fail: {line}", file=sys.stderr)
+            plan = _pinned(plan)
             _prepare(plan)
             try:
-                _hydra_main(plan.arguments)
+                _run(plan)
             finally:
                 code = _close(plan)
             return code
@@ -121,28 +127,70 @@ def make_plan(arguments: Sequence[str]) -> Plan:
         raise ValueError(f"{swept[0].input_line!r} gives several values, which makes it a sweep: add -m")
     added = []
     if multirun and experiment["variable"] is None:
-        variable = ",".join(o.key_or_group for o in swept)
+        variable = variable_of([o.key_or_group for o in swept])
         if variable:
             added.append(f"experiment.variable='{variable}'")
             OmegaConf.update(config, "experiment.variable", variable)
     if multirun and (fixed := [o.key_or_group for o in parsed if not o.is_sweep_override()]):
         # Names of job folders say what differs between them; Hydra's own setting carries the rest to its workers.
-        added.append("hydra.job.config.override_dirname.exclude_keys=[" + ",".join(f"'{k}'" for k in fixed) + "]")
+        added.append(_not_in_names(fixed))
     key = "hydra.sweep.dir" if multirun else "hydra.run.dir"
     directory = Path(OmegaConf.select(config, key)).absolute()
     added.append(f"{key}='{directory}'")
     if multirun and not any(f in ("-m", "--multirun") for f in flags):
         flags = ["-m", *flags]
+    complete = (*overrides, *added, *_own_configs(flags))
     jobs = None
     if multirun:
         with _initialised():
             loader = GlobalHydra.instance().config_loader()
-            jobs = expand(loader, CONFIG_NAME, [*overrides, *added, *_own_configs(flags)])
-    configs = tuple(job.config for job in jobs) if jobs else (values,)
+            jobs = expand(loader, CONFIG_NAME, complete)
+    configs = tuple({job.arm: job.config for job in jobs}.values()) if jobs else (values,)
     check_files(configs)
     # Sampled tokens differ between engines by right: nothing to compare then.
     reference = None if values["generation"]["do_sample"] else values["measure"]["reference_engine"]
-    return Plan(multirun, directory, reference, (*flags, *overrides, *added), configs, tuple(jobs or ()))
+    arguments = (*flags, *overrides, *added)
+    return Plan(multirun, directory, reference, arguments, complete, configs, tuple(jobs or ()))
+
+
+_NOT_IN_NAMES = "hydra.job.config.override_dirname.exclude_keys="
+
+
+def _not_in_names(keys: Sequence[str]) -> str:
+    return _NOT_IN_NAMES + "[" + ",".join(f"'{k}'" for k in keys) + "]"
+
+
+def _pinned(plan: Plan) -> Plan:
+    """``plan``; with ``mode=pinned``, its jobs with what their baseline derives as overrides.
+
+    Raises:
+        ValueError: there is no baseline to resolve, or its engine cannot be made.
+    """
+    if plan.configs[0]["mode"] != "pinned":
+        return plan
+    if not plan.jobs:
+        raise ValueError(
+            "mode=pinned fixes what the baseline of a sweep derives: it needs a sweep whose jobs are known"
+        )
+    from harness.pinning import pins
+
+    found = pins(plan.jobs)
+    texts = list(dict.fromkeys(text for arm in found.values() for text in arm))
+    print(f"pinned to the baseline's resolved values: {' '.join(texts) or 'nothing was derived'}")
+    fixed = [o.partition("=")[0] for o in plan.jobs[0].overrides if not o.startswith("hydra")]
+    swept = {k.partition("=")[0] for k in _swept(plan.jobs)}
+    names = [k for k in dict.fromkeys([*fixed, *(text.partition("=")[0] for text in texts)]) if k not in swept]
+    overrides = (*(o for o in plan.overrides if not o.startswith(_NOT_IN_NAMES)), _not_in_names(names))
+    with _initialised():
+        jobs = expand(GlobalHydra.instance().config_loader(), CONFIG_NAME, overrides, found)
+    assert jobs is not None  # it was one before
+    configs = tuple({job.arm: job.config for job in jobs}.values())
+    return replace(plan, overrides=overrides, jobs=tuple(jobs), configs=configs)
+
+
+def _swept(jobs: Sequence[PlannedJob]) -> set[str]:
+    """Overrides that not every job has."""
+    return {o for job in jobs for o in job.overrides if any(o not in other.overrides for other in jobs)}
 
 
 def split_arguments(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -199,7 +247,8 @@ def _prepare(plan: Plan) -> None:
     try:
         directory.mkdir(parents=True, exist_ok=True)
         for job in plan.jobs:
-            state = JobState(job.name, config_hash(job.config), job.overrides, "planned", manifest.now())
+            digest, place = config_hash(job.config), (job.place.block, job.place.position)
+            state = JobState(job.name, digest, job.overrides, "planned", manifest.now(), None, *place)
             manifest.append(directory, state)
     except OSError as error:
         raise ValueError(
@@ -221,12 +270,31 @@ def _task(config: DictConfig) -> str:
         config=values,
         directory=directory,
         root=root,
-        overrides=tuple(o for o in h.overrides.task if not o.startswith("experiment.variable=")),
+        overrides=shown_overrides(h.overrides.task),
         number=int(h.job.num) if multirun else None,
         arm=arm(values, choices, values["experiment"]["variable"]),
         stamp=datetime.now(UTC).strftime("%Y%m%dT%H%M%S"),
+        place=_place(values["experiment"]),
     )
     return run_job(job)
+
+
+def _place(experiment: Mapping[str, Any]) -> Place | None:
+    if experiment["block"] is None:
+        return None
+    return Place(experiment["block"], experiment["position"], experiment["replica"])
+
+
+def _run(plan: Plan) -> None:
+    """Planned jobs in the planned order; a single run, or jobs that a sweeper chooses as it goes, by Hydra's own."""
+    if not plan.jobs:
+        _hydra_main(plan.arguments)
+        return
+    with _initialised():
+        running = GlobalHydra.instance().hydra
+        assert running is not None  # _initialised made it
+        # What hydra.main decorated: a launcher's worker calls it with a config that is composed already.
+        launch(running, CONFIG_NAME, plan.overrides, [job.arguments for job in plan.jobs], _task.__wrapped__)
 
 
 def _hydra_main(arguments: Sequence[str]) -> None:

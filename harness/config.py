@@ -123,6 +123,8 @@ class MeasureConfig:
     timeout_s: float = MISSING
     start_timeout_s: float = MISSING
     repeats: int = MISSING
+    aa: bool = MISSING
+    order_seed: int = MISSING
     seed: int = MISSING
     device: str = MISSING
     torch_threads: int | None = MISSING
@@ -155,6 +157,10 @@ class ExperimentConfig:
     name: str | None = None
     question: str | None = None
     variable: str | None = None  # the one setting that differs between arms: a group or a dotted key
+    # Where the run stands in its sweep (harness.blocks); written by the command itself.
+    block: int | None = None
+    position: int | None = None
+    replica: int | None = None
 
 
 @dataclass
@@ -169,10 +175,16 @@ class BenchConfig:
     measure: MeasureConfig = MISSING
     slo: SloConfig = MISSING
     experiment: ExperimentConfig = field(default_factory=ExperimentConfig)
+    mode: str = MISSING
+    allow_factorial: bool = MISSING
     results_dir: str = MISSING
 
 
-_UNMEASURED = frozenset(("hydra", "results_dir", "experiment", "slo"))
+MODES = ("auto", "pinned")
+"""Whether settings that follow from the variable may move with it, or are frozen to the baseline's resolved values."""
+
+# How a sweep is laid out, which no single run can see. A pinned setting stands in the engine's group.
+_UNMEASURED = frozenset(("hydra", "results_dir", "experiment", "slo", "mode", "allow_factorial"))
 
 
 def config_hash(config: Mapping[str, Any]) -> str:
@@ -246,6 +258,12 @@ def check(config: Mapping[str, Any]) -> None:
         raise ValueError(f"measure.torch_threads must be at least 1 or null, got {measure['torch_threads']}")
     if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", measure["device"]):
         raise ValueError(f"measure.device must be auto, cpu, cuda or cuda:N, got {measure['device']!r}")
+
+
+def check_mode(mode: str) -> None:
+    """Raise ValueError unless ``mode`` is one of :data:`MODES`."""
+    if mode not in MODES:
+        raise ValueError(f"mode must be auto (derived settings move with the variable) or pinned, got {mode!r}")
 
 
 def register() -> None:

@@ -14,9 +14,12 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from harness.config import check, plain, unknown_keys
+from harness.analysis.design import check_design, facet_key
+from harness.blocks import Place, arrange
+from harness.config import check, check_mode, plain, unknown_keys
 from harness.errors import unknown_key
 from harness.models import ModelSpec, check_source
+from harness.sweep import arm, baseline
 from workloads.build import check_sources
 
 
@@ -28,24 +31,49 @@ class PlannedJob:
         name: its folder, below the sweep's.
         overrides: command-line overrides that make its config.
         config: its resolved config as plain values.
+        place: where it stands in the order of the sweep.
+        arm: index of its arm; the same in all blocks.
+        is_baseline: whether its arm is the one that the others of its facet are compared with.
+        arguments: ``overrides`` with its place, for Hydra.
     """
 
     name: str
     overrides: tuple[str, ...]
     config: Mapping[str, Any]
+    place: Place
+    arm: int
+    is_baseline: bool
+    arguments: tuple[str, ...]
 
 
-def expand(loader: ConfigLoader, config_name: str, overrides: Sequence[str]) -> list[PlannedJob] | None:
-    """Compose every job of a sweep, in the order in which Hydra will start them.
+@dataclass(frozen=True, slots=True)
+class _Arm:
+    """One value of the variable in one facet: the config that all its runs share."""
+
+    overrides: tuple[str, ...]
+    composed: DictConfig
+    values: dict[str, Any]
+    value: str | None
+
+
+def expand(
+    loader: ConfigLoader,
+    config_name: str,
+    overrides: Sequence[str],
+    pins: Mapping[int, Sequence[str]] | None = None,
+) -> list[PlannedJob] | None:
+    """Compose every job of a sweep, in the order in which they will run.
 
     Args:
         overrides: those of the command line, with what the command adds to them.
+        pins: by arm, overrides that freeze what its engine would derive.
 
     Returns:
         None if the config chooses another sweeper than Hydra's own: which jobs that will start cannot be known.
 
     Raises:
         HydraException, OmegaConfBaseException, ValueError: something is wrong in one of them.
+        ConfoundedSweep: its arms differ in more than the variable.
     """
     master = loader.load_configuration(config_name, list(overrides), run_mode=RunMode.MULTIRUN)
     sweeper = master.hydra.sweeper
@@ -55,17 +83,58 @@ def expand(loader: ConfigLoader, config_name: str, overrides: Sequence[str]) -> 
     given += list(master.hydra.overrides.task)
     parsed = OverridesParser.create(config_loader=loader).parse_overrides(given)
     (batch,) = BasicSweeper.split_arguments(parsed, None)
-    return [_job(loader, master, number, chosen) for number, chosen in enumerate(batch)]
+    chosen = list(dict.fromkeys(tuple(c) for c in batch))
+    arms = [_compose(loader, master, (*c, *(pins or {}).get(i, ()))) for i, c in enumerate(chosen)]
+    first = arms[0].values
+    declared = first["experiment"]["variable"]
+    swept = [o.key_or_group for o in parsed if o.is_sweep_override()]
+    check_design([a.values for a in arms], declared, swept, first["allow_factorial"])
+    facets = _facets([chosen.index(tuple(c)) for c in batch], arms, (declared or "").split(","))
+    baselines = {
+        members[baseline([(arms[i].values["engine"]["name"], arms[i].value) for i in members])] for members in facets
+    }
+    if first["measure"]["aa"]:
+        facets = [[*members, next(i for i in members if i in baselines)] for members in facets]
+    order = arrange(facets, first["measure"]["repeats"], first["measure"]["order_seed"])
+    return [_job(arms[i], i, i in baselines, number, place) for number, (i, place) in enumerate(order)]
 
 
-def _job(loader: ConfigLoader, master: DictConfig, number: int, overrides: Sequence[str]) -> PlannedJob:
+def _compose(loader: ConfigLoader, master: DictConfig, overrides: Sequence[str]) -> _Arm:
     config = loader.load_sweep_config(master, list(overrides))
+    values = checked(config)
+    value = arm(values, config.hydra.runtime.choices, values["experiment"]["variable"])
+    return _Arm(tuple(overrides), config, values, value)
+
+
+def _facets(batch: Sequence[int], arms: Sequence[_Arm], declared: Sequence[str]) -> list[list[int]]:
+    """Arms that are compared with each other, in order of appearance."""
+    facets: dict[str, list[int]] = {}
+    for i in batch:
+        facets.setdefault(facet_key(arms[i].values, declared), []).append(i)
+    return list(facets.values())
+
+
+def _job(arm: _Arm, index: int, is_baseline: bool, number: int, place: Place) -> PlannedJob:
+    config = arm.composed
     with open_dict(config):
         config.hydra.job.num = number
         config.hydra.job.id = str(number)
-    values = checked(config)
-    shown = tuple(o for o in config.hydra.overrides.task if not o.startswith("experiment.variable="))
-    return PlannedJob(str(Path(OmegaConf.select(config, "hydra.sweep.subdir"))), shown, values)
+    placed = tuple(f"experiment.{name}={getattr(place, name)}" for name in ("block", "position", "replica"))
+    return PlannedJob(
+        name=str(Path(OmegaConf.select(config, "hydra.sweep.subdir"))),
+        overrides=shown_overrides(config.hydra.overrides.task),
+        config=arm.values,
+        place=place,
+        arm=index,
+        is_baseline=is_baseline,
+        arguments=(*arm.overrides, *placed),
+    )
+
+
+def shown_overrides(task: Sequence[str]) -> tuple[str, ...]:
+    """Overrides of a job without those that the command wrote itself."""
+    own = tuple(f"experiment.{name}=" for name in ("variable", "block", "position", "replica"))
+    return tuple(o for o in task if not o.startswith(own))
 
 
 def checked(config: DictConfig) -> dict[str, Any]:
@@ -78,6 +147,7 @@ def checked(config: DictConfig) -> dict[str, Any]:
     if unknown := unknown_keys(config):
         raise ValueError(unknown_key(unknown[0], [k for k in dotted_keys(values) if k not in unknown]))
     check(values)
+    check_mode(values["mode"])
     return values
 
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from harness import manifest, provenance, store
+from harness.blocks import Place
 from harness.config import check, config_hash
 from harness.errors import RunFailed, one_line
 from harness.isolate import Limits, run_isolated
@@ -42,6 +43,7 @@ class Job:
         number: index within the sweep; None for a single run.
         arm: value of the experiment's variable in this job; None for a single run.
         stamp: when this job was started (UTC, ``YYYYmmddTHHMMSS``), part of its run ids.
+        place: where it stands in the order of a sweep, where it is one run; None: it does all its repeats by itself.
     """
 
     config: Mapping[str, Any]
@@ -51,6 +53,7 @@ class Job:
     number: int | None
     arm: str | None
     stamp: str
+    place: Place | None = None
 
     @property
     def title(self) -> str:
@@ -58,7 +61,14 @@ class Job:
         what = f"{self.config['engine']['name']}, {self.config['model']['name']}, {self.config['workload']['name']}"
         if self.number is None:
             return what
-        return f"#{self.number} {self.config['experiment']['variable'] or 'run'}={self.arm} ({what})"
+        again = " again" if self.place is not None and self.place.replica else ""
+        block = f" block {self.place.block}" if self.place and self.config["measure"]["repeats"] > 1 else ""
+        return f"#{self.number} {self.config['experiment']['variable'] or 'run'}={self.arm}{again}{block} ({what})"
+
+    @property
+    def repeats(self) -> Sequence[int]:
+        """Indices of the runs this job does itself: all of them, or the one of its block."""
+        return range(self.config["measure"]["repeats"]) if self.place is None else (self.place.block,)
 
     def identity(self, repeat: int) -> dict[str, Any]:
         """What the run is called in the tables."""
@@ -72,6 +82,9 @@ class Job:
             "variable": experiment["variable"],
             "arm": self.arm,
             "repeat": repeat,
+            "block": None if self.place is None else self.place.block,
+            "position": None if self.place is None else self.place.position,
+            "replica": None if self.place is None else self.place.replica,
             "engine": self.config["engine"]["name"],
             "model": self.config["model"]["name"],
             "workload": self.config["workload"]["name"],
@@ -102,7 +115,7 @@ def run_job(job: Job) -> str:
         raise
     except Exception as error:  # a launcher must see a state, not an exception
         state, cause = "failed", one_line(error)
-        _write_failed_row(job, 0, job.directory, RunFailed(cause, traceback.format_exc()))
+        _write_failed_row(job, job.repeats[0], job.directory, RunFailed(cause, traceback.format_exc()))
     if not _keep(job, "its state", lambda: _note(job, state, cause)):
         return "failed"
     return state
@@ -111,10 +124,9 @@ def run_job(job: Job) -> str:
 def _run_repeats(job: Job, directories: list[Path]) -> tuple[str, str | None]:
     """Measure one repeat after the other, each in a folder that is added to ``directories``; the first bad state."""
     check(job.config)
-    repeats = job.config["measure"]["repeats"]
     states = []
-    for repeat in range(repeats):
-        directory = job.directory if repeats == 1 else job.directory / f"repeat-{repeat}"
+    for repeat in job.repeats:
+        directory = job.directory if len(job.repeats) == 1 else job.directory / f"repeat-{repeat}"
         directories.append(directory)
         states.append(_run_once(job, repeat, directory))
     _combine_repeats(job, directories)
@@ -141,7 +153,7 @@ def _keep(job: Job, what: str, write: Callable[[], None]) -> bool:
 
 def _run_once(job: Job, repeat: int, directory: Path) -> tuple[str, str | None]:
     measure = job.config["measure"]
-    title = job.title if measure["repeats"] == 1 else f"{job.title} repeat {repeat}"
+    title = job.title if len(job.repeats) == 1 else f"{job.title} repeat {repeat}"
     directory.mkdir(parents=True, exist_ok=True)
     spec = directory / SPEC_FILE
     spec.write_text(json.dumps(_specification(job, repeat, directory), indent=1))
@@ -231,4 +243,6 @@ def _headline(directory: Path) -> str:
 def _note(job: Job, state: str, error: str | None = None) -> None:
     job.root.mkdir(parents=True, exist_ok=True)
     name = "." if job.directory == job.root else str(job.directory.relative_to(job.root))
-    manifest.append(job.root, JobState(name, config_hash(job.config), job.overrides, state, manifest.now(), error))
+    place = (None, None) if job.place is None else (job.place.block, job.place.position)
+    digest = config_hash(job.config)
+    manifest.append(job.root, JobState(name, digest, job.overrides, state, manifest.now(), error, *place))

@@ -26,6 +26,29 @@ def arm(config: Mapping[str, Any], choices: Mapping[str, str | None], variable: 
     return ",".join(_value(config, choices, name) for name in variable.split(","))
 
 
+def baseline(arms: Sequence[tuple[str, str | None]]) -> int:
+    """Index of the arm that the others of its facet are compared with.
+
+    Padded static batching where it is there, else the lowest value of a variable with numbers, else the first.
+
+    Args:
+        arms: engine and value of the variable of each.
+    """
+    for i, (engine, _) in enumerate(arms):
+        if engine == "static":
+            return i
+    numbers = [(as_number(value), i) for i, (_, value) in enumerate(arms)]
+    return min(((n, i) for n, i in numbers if n is not None), default=(0.0, 0))[1]
+
+
+def as_number(value: str | None) -> float | None:
+    """An arm's value as a number; None if it is none."""
+    try:
+        return float(value) if value is not None else None
+    except ValueError:
+        return None
+
+
 def _value(config: Mapping[str, Any], choices: Mapping[str, str | None], name: str) -> str:
     if name in choices:
         return str(choices[name])

@@ -372,6 +372,41 @@ TABLES: dict[str, tuple[Column, ...]] = {
     ),
 }
 
+_UNPAIRED = "no pairs"
+_ONE_PAIR = "fewer than two pairs"
+
+BESIDE: dict[str, tuple[Column, ...]] = {
+    "comparison": (
+        _c("facet", "string", "", "what the two arms have in common; empty if all runs do"),
+        _c("baseline", "string", "", "arm that ratios are taken to"),
+        _c("arm", "string", "", "arm that is judged"),
+        _c("metric", "string", "", "column of runs that is compared"),
+        _c("better", "string", "", "higher or lower: which value of the metric is better"),
+        _c("pairs", "Int64", "", "pairs of runs with the same requests, seed and repeat; 0 if arms are not compared"),
+        _c(
+            "baseline_median", "Float64", "", "median over the baseline's ok runs, in the unit of metric", "never known"
+        ),
+        _c("arm_median", "Float64", "", "median over the arm's ok runs, in the unit of metric", "never known"),
+        _c("ratio", "Float64", "", "geometric mean of arm / baseline over the pairs", _UNPAIRED),
+        _c("ratio_smallest", "Float64", "", "smallest ratio of a pair", _UNPAIRED),
+        _c("ratio_largest", "Float64", "", "largest ratio of a pair", _UNPAIRED),
+        _c(
+            "ratio_low",
+            "Float64",
+            "",
+            "lower end of the 95 % interval (expanded percentile bootstrap over the pairs)",
+            _ONE_PAIR,
+        ),
+        _c("ratio_high", "Float64", "", "upper end of that interval", _ONE_PAIR),
+        _c("p", "Float64", "", "two-sided, paired t test on the log ratios", _ONE_PAIR),
+        _c("p_holm", "Float64", "", "p after Holm's correction over arms and metrics of the facet", "not tested"),
+        _c("noise_floor", "Float64", "", "largest difference an arm showed to itself (A/A), as a share", "no A/A arm"),
+        _c("verdict", "string", "", "better, worse, indistinguishable or confounded", "none can be given: see reason"),
+        _c("reason", "string", "", "why this verdict, or why none"),
+    ),
+}
+"""Tables that a comparison of runs adds; a result folder is complete without them."""
+
 _ONE_ROW = {
     "runs": "One row a run: everything summed up.",
     "requests": "One row a request, whatever its end. Latencies are null unless it ended ok.",
@@ -386,6 +421,7 @@ _ONE_ROW = {
     "memory_ledger": "One row a line of the memory ledger.",
     "calibration": "One row a calibrated run: what the harness itself adds here, by a known schedule.",
     "telemetry": "One row a sample.",
+    "comparison": "One row a metric of an arm against its baseline. Only in sweeps and in what `cb-compare` writes.",
 }
 
 
@@ -438,7 +474,7 @@ def readme() -> str:
             width=118,
         ),
     ]
-    for name, columns in TABLES.items():
+    for name, columns in (TABLES | BESIDE).items():
         lines += ["", f"## {name}", "", _ONE_ROW[name], "", "| column | type | unit | definition | null if |"]
         lines.append("|---|---|---|---|---|")
         lines += [f"| `{c.name}` | {c.dtype} | {c.unit} | {c.definition} | {c.null} |" for c in columns]

@@ -193,3 +193,39 @@ def test_an_interrupt_says_what_is_left(sent, capsys, monkeypatch):
     assert main(["engine=static"]) == 130
     assert capsys.readouterr().err == "cb-bench: interrupted; nothing was measured\n"
     assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_repeats_of_a_sweep_are_blocks_in_a_recorded_order(in_empty_folder):
+    plan = make_plan(["-m", "engine=ours,static,ours_small", "measure.repeats=4", "measure.aa=true"])
+    blocks = [[(j.arm, j.place.replica) for j in plan.jobs if j.place.block == b] for b in range(4)]
+    assert all(sorted(block) == sorted([(0, 0), (1, 0), (1, 1), (2, 0)]) for block in blocks)
+    assert blocks[1] == blocks[0][::-1]
+    assert blocks[3] == blocks[2][::-1]
+    assert [j.config["engine"]["name"] for j in plan.jobs if j.place.replica] == ["static"] * 4
+    assert len(plan.configs) == 3
+    app._prepare(plan)
+    states = manifest.latest(plan.directory)
+    assert [(s.block, s.position) for s in states] == [(j.place.block, j.place.position) for j in plan.jobs]
+    assert len({s.job for s in states}) == 16
+
+
+def test_the_baseline_is_the_lowest_number_where_no_arm_is_static(in_empty_folder):
+    plan = make_plan(["-m", "engine.max_batch_tokens=null,512,256"])
+    assert [job.is_baseline for job in plan.jobs] == [False, False, True]
+
+
+@pytest.mark.parametrize(
+    "command, expected",
+    [
+        ("-m engine=ours engine.num_blocks=8,9 engine.page_size=256,512", "varies 2 variables at once"),
+        ("-m experiment=max_batch_tokens engine.page_size=256,512", "engine.page_size varies besides the variable"),
+        ("-m engine=ours_small engine.max_memory_percent=0.3,0.5", "both size the KV cache"),
+        ("-m engine=ours mode=fixed", "mode must be auto"),
+    ],
+)
+def test_a_confounded_sweep_is_refused_before_it_runs(command, expected, capsys, in_empty_folder):
+    assert main(command.split()) == 2
+    said = capsys.readouterr().err
+    assert expected in said
+    assert said.count("\n") == 1
+    assert not list(in_empty_folder.rglob("manifest.jsonl"))
