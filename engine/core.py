@@ -253,6 +253,8 @@ class EngineCore:
     def _note(self, plan: StepPlan) -> None:
         self.stats.prefix_query_tokens += plan.prefix_query_tokens
         self.stats.prefix_hit_tokens += plan.prefix_hit_tokens
+        self.stats.kv_blocks_allocated += plan.num_allocated_blocks
+        self.stats.kv_blocks_evicted += plan.num_evicted_blocks
         self.stats.offloads += plan.num_offloaded
         self.stats.restores += plan.num_restored
         self.stats.offloaded_tokens += plan.offloaded_tokens
@@ -264,10 +266,11 @@ class EngineCore:
             request.admitted_time = now
 
     def _describe(self, plan: StepPlan, launched: LaunchedStep, started: int) -> StepRecord:
-        decode = prefill_rows = prefill_tokens = kv_tokens = 0
+        decode = prefill_rows = prefill_tokens = kv_tokens = unused_slots = 0
         for row in plan.rows:
             end = row.start + row.count
             kv_tokens += end
+            unused_slots += -end % self.config.page_size
             if row.is_decode:
                 decode += 1
             else:
@@ -287,6 +290,9 @@ class EngineCore:
             running=plan.num_running,
             waiting=plan.num_waiting,
             free_blocks=plan.num_available_blocks,
+            allocated_blocks=plan.num_allocated_blocks,
+            evicted_blocks=plan.num_evicted_blocks,
+            unused_slots=unused_slots * len(self.config.layout.groups),
             preempted=plan.num_preempted,
             admission_held=plan.admission_held,
             graph=launched.replayed,

@@ -21,6 +21,8 @@ class StepRecord:
         kv_tokens: keys read by attention, summed over rows.
         schedule_ms: host time to choose the batch, build its inputs and launch it.
         step_ms: start of scheduling to tokens on the host.
+        allocated_blocks: KV blocks given out for it; evicted_blocks: those of them whose prefix was given up for it.
+        unused_slots: places for tokens in the last pages of its rows that hold none yet, summed over layer groups.
         admission_held: whether the safety margin stopped a prefill.
         offloaded, restored: requests whose blocks were copied to the host, and back, before this step.
         restore_ms: time on the device of the latter; None if there were none.
@@ -39,6 +41,9 @@ class StepRecord:
     running: int
     waiting: int
     free_blocks: int
+    allocated_blocks: int
+    evicted_blocks: int
+    unused_slots: int
     preempted: int
     admission_held: bool
     graph: bool
@@ -59,6 +64,8 @@ class EngineStats:
     Attributes:
         offloads, restores: requests whose blocks were copied to the host, and back.
         offloaded_tokens: computed positions of the former.
+        kv_blocks_allocated: blocks given out; kv_blocks_evicted: those of them whose cached prefix was given up.
+        unused_slots_max: of all steps.
         oom_retries: steps planned again, smaller, because device memory ran out.
         captured_steps: CUDA graphs there are.
         graph_pool_bytes: device memory they hold; None without graphs.
@@ -86,6 +93,9 @@ class EngineStats:
     max_running: int = 0
     kv_blocks_total: int = 0
     kv_blocks_free_min: int | None = None
+    kv_blocks_allocated: int = 0
+    kv_blocks_evicted: int = 0
+    unused_slots_max: int = 0
     host_blocks_total: int = 0
     host_blocks_free_min: int | None = None
     log: deque[StepRecord] = field(default_factory=lambda: deque(maxlen=STEP_LOG_LENGTH))
@@ -104,6 +114,7 @@ class EngineStats:
         self.graph_replays += step.graph
         self.padded_rows += step.padded_rows
         self.decode_kernel_rows += step.decode_kernel_rows
+        self.unused_slots_max = max(self.unused_slots_max, step.unused_slots)
         self.max_running = max(self.max_running, step.running)
         low = self.kv_blocks_free_min
         self.kv_blocks_free_min = step.free_blocks if low is None else min(low, step.free_blocks)

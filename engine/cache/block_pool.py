@@ -32,6 +32,7 @@ class BlockPool:
         self._identity_of: dict[int, int] = {}
         self._block_of: dict[tuple[int, tuple[int, ...]], int] = {}
         self._next_identity = 1
+        self.allocations = 0
         self.evictions = 0
 
     @property
@@ -47,6 +48,7 @@ class BlockPool:
         """Take ``count`` blocks, free ones first, then cached ones from the least recently used. The caller has checked
         `num_available`."""
         blocks = []
+        self.allocations += count
         for _ in range(count):
             if self._free:
                 block = self._free.popleft()

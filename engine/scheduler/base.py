@@ -52,6 +52,7 @@ class StepPlan:
     """What one forward pass computes, and what was decided on the way.
 
     Attributes:
+        num_allocated_blocks, num_evicted_blocks: blocks given out, and those of them whose cached prefix was given up.
         admitted: requests that left the queue for the first time.
         copies: (from, to) blocks to copy once the step is computed.
         offloads: (device block, host block) to copy before the step is computed, also if it has no rows.
@@ -68,6 +69,8 @@ class StepPlan:
     num_running: int = 0
     num_waiting: int = 0
     num_available_blocks: int = 0
+    num_allocated_blocks: int = 0
+    num_evicted_blocks: int = 0
     admission_held: bool = False
     prefix_query_tokens: int = 0
     prefix_hit_tokens: int = 0
@@ -157,6 +160,7 @@ class Scheduler:
         """
         self._rows, self._budget, self._plan = {}, max_tokens or self.limits.max_batch_tokens, StepPlan([])
         self._restored = {}
+        allocations, evictions = self.cache.pool.allocations, self.cache.pool.evictions
         for phase in self.phases:
             if phase is not Phase.ADMIT:
                 self._continue_running(phase is Phase.DECODE, only)
@@ -179,6 +183,8 @@ class Scheduler:
             plan.rows.append(row)
         plan.num_running, plan.num_waiting = len(self.running), len(self.waiting) + self._num_held
         plan.num_available_blocks = self.cache.pool.num_available
+        plan.num_allocated_blocks = self.cache.pool.allocations - allocations
+        plan.num_evicted_blocks = self.cache.pool.evictions - evictions
         return plan
 
     def undo(self, plan: StepPlan) -> None:
