@@ -16,7 +16,8 @@ import torch
 from engine.bench.timing import copy_bandwidth, matmul_rate
 from engine.kernels.autotune import Choice
 from engine.kernels.cublaslt import Algorithm, CublasLt
-from engine.kernels.gemm import ANCHORS, TIMED_BYTES, Problem, tuned_linear, why_not_tuned
+from engine.kernels.gemm import ANCHORS, TIMED_BYTES, tuned_linear, why_not_tuned
+from engine.kernels.gemm_candidates import Problem
 
 DTYPE = torch.bfloat16
 

@@ -1,10 +1,9 @@
 """Linear layers by whichever kernel was fastest on this device for these weights and this many rows.
 
 While steps are rehearsed before serving (`TunedLinear.learning`), each number of rows that a step brings is tuned:
-torch, cuBLASLt's candidates and, for few rows, `engine.kernels.skinny` are timed on the model's own weights, layer
-after layer, so that they come from memory as in a step. `ANCHORS` are tuned in full; a number between two of them
-chooses among torch and what won at those two. Afterwards the choices do not change: a number of rows that was not
-rehearsed runs on torch.
+torch and the candidates of `engine.kernels.gemm_candidates` are timed on the model's own weights, layer after layer, so
+that they come from memory as in a step. `ANCHORS` are tuned in full; a number between two of them chooses among torch
+and what won at those two. Afterwards the choices do not change: a number of rows that was not rehearsed runs on torch.
 
 All candidates sum in fp32 and round once; the order of the sums, and with it the last bit, depends on the choice.
 """
@@ -20,41 +19,29 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import torch
 from torch.nn.functional import linear
 
 from engine.kernels.autotune import Choice, GraphTimer, choose
 from engine.kernels.autotune_cache import ChoiceCache, Key, cache_folder
-from engine.kernels.cublaslt import ALIGNMENT, WORKSPACE_LIMIT, Algorithm, CublasError, CublasLt, LtProduct
+from engine.kernels.cublaslt import ALIGNMENT, CublasError, CublasLt
+from engine.kernels.gemm_candidates import TORCH, Call, LinearCandidates, Problem, kind_of
 from engine.kernels.language import triton, why_no_triton
-from engine.kernels.skinny import MAX_ROWS, SkinnyTile, skinny_linear, skinny_tiles
 
 logger = logging.getLogger(__name__)
 
 ANCHORS = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1280)
 """Rows that are tuned in full. More rows are left to torch."""
-CUBLASLT_CANDIDATES = 16
 TIMED_BYTES = 600 << 20
 """Bytes of weights that a timed graph reads: some 150 us at an H200's bandwidth, and past its L2 cache."""
 TIME_LIMIT = 14.0
 """Seconds a start may spend on measuring; what is left then runs on torch, and is measured by the next start."""
 VERSION = 1
 """Of the candidates and the way they are timed: part of a stored choice's key."""
-TORCH = "torch"
 
-Call = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
 Weights = Sequence[tuple[torch.Tensor, torch.Tensor | None]]
-
-
-class Problem(NamedTuple):
-    """x [rows, depth] times W [columns, depth], transposed, and a bias or none."""
-
-    rows: int
-    columns: int
-    depth: int
-    biased: bool
 
 
 class Timer(Protocol):
@@ -92,13 +79,12 @@ class TuningReport:
 class TunedLinear:
     """``torch.nn.functional.linear`` for a model's weights, tuned by number of rows.
 
-    Its launches share a scratch buffer, also across captured graphs: they must follow one another on the device, as the
-    steps of one runner do.
+    Its launches must follow one another on the device, captured or not, as the steps of one runner do (see
+    `LinearCandidates`).
 
     Args:
         weights: (weight, bias or None) of every linear layer, those of one shape in the order of their use.
-        library: cuBLASLt on their device; None = without its candidates.
-        skinny: whether Triton kernels run there.
+        candidates: other ways than torch's to compute them.
         timer: measures candidates.
         cache: choices of earlier processes.
         environment: what else their time depends on: device, versions.
@@ -108,8 +94,7 @@ class TunedLinear:
     def __init__(
         self,
         weights: Weights,
-        library: CublasLt | None,
-        skinny: bool,
+        candidates: LinearCandidates,
         timer: Timer,
         cache: ChoiceCache,
         environment: Key,
@@ -121,12 +106,11 @@ class TunedLinear:
                 self._weights.setdefault((*weight.shape, bias is not None), []).append((weight, bias))
         first = weights[0][0]
         self._device, self._dtype = first.device, first.dtype
-        self._library, self._skinny, self._timer = library, skinny, timer
-        self._cache, self._environment, self._clock = cache, environment, clock
+        self._candidates, self._timer, self._clock = candidates, timer, clock
+        self._cache, self._environment = cache, environment
         self._calls: dict[Problem, Call] = {}
         self._choices: dict[Problem, Choice] = {}
         self._learning = False
-        self._scratch: torch.Tensor | None = None
         self._generator: torch.Generator | None = None
         self._measured = self._stored = self._untimed = 0
         self._seconds = 0.0
@@ -179,7 +163,7 @@ class TunedLinear:
             self._stored,
             self._untimed,
             self._seconds,
-            dict(Counter(_kind(candidate) for _, candidate in chosen)),
+            dict(Counter(kind_of(candidate) for _, candidate in chosen)),
             hashlib.sha256(repr(chosen).encode()).hexdigest()[:12],
         )
 
@@ -195,7 +179,7 @@ class TunedLinear:
         if not known or (self._device.type == "cuda" and torch.cuda.is_current_stream_capturing()):
             return linear
         choice = self._choice(problem)
-        call = self._call(problem, choice.candidate) if choice is not None else linear
+        call = self._candidates.call(problem, choice.candidate) if choice is not None else linear
         if call is None:  # it won between its neighbours, so it was accepted there; refused, it is torch's again
             raise CublasError(f"the chosen {choice} no longer suits {problem}")
         self._calls[problem] = call
@@ -208,7 +192,7 @@ class TunedLinear:
             return choice
         key = self._key(problem)
         choice = self._cache.load(key)
-        if choice is not None and self._call(problem, choice.candidate) is not None:
+        if choice is not None and self._candidates.call(problem, choice.candidate) is not None:
             self._stored += 1
         else:
             contenders = self._contenders(problem)
@@ -233,53 +217,12 @@ class TunedLinear:
             above = bisect.bisect(ANCHORS, problem.rows)
             neighbours = (problem._replace(rows=ANCHORS[index]) for index in (above - 1, above))
             won = [choice.candidate for choice in map(self._choice, neighbours) if choice is not None]
-            return [name for name in dict.fromkeys(won) if name != TORCH and self._call(problem, name) is not None]
-        names = []
-        if self._library is not None:
-            product, bias = self._product(problem), self._weights[problem[1:]][0][1]
-            try:
-                found = product.candidates(CUBLASLT_CANDIDATES, bias)
-            except CublasError as error:
-                logger.warning("cuBLASLt has no algorithms for %s: %s", problem, error)
-                found = []
-            names += [f"cublaslt:{algorithm.words.hex()}" for algorithm in found]
-        if self._skinny and problem.rows <= MAX_ROWS:
-            names += [f"skinny:{t.columns},{t.depth},{t.warps}" for t in skinny_tiles(problem.rows)]
-        return names
-
-    def _call(self, problem: Problem, candidate: str) -> Call | None:
-        """How to run a candidate; None if it does not suit the problem here."""
-        kind, _, details = candidate.partition(":")
-        if kind == TORCH:
-            return linear
-        if kind == "cublaslt" and self._library is not None:
-            product = self._product(problem)
-            try:
-                algorithm = product.adopt(bytes.fromhex(details))
-            except ValueError:
-                return None
-            return None if algorithm is None else self._cublaslt_call(problem, product, algorithm)
-        if kind == "skinny" and self._skinny and problem.rows <= MAX_ROWS:
-            tile = SkinnyTile(*map(int, details.split(",")))
-            return lambda inputs, weight, bias: skinny_linear(inputs, weight, bias, tile)
-        return None
-
-    def _product(self, problem: Problem) -> LtProduct:
-        assert self._library is not None, "asked for only if there is a library"
-        return LtProduct(self._library, problem.rows, problem.columns, problem.depth, self._dtype, problem.biased)
-
-    def _cublaslt_call(self, problem: Problem, product: LtProduct, algorithm: Algorithm) -> Call:
-        if self._scratch is None:
-            self._scratch = torch.empty(WORKSPACE_LIMIT, dtype=torch.uint8, device=self._device)
-        scratch, prepared, device, columns = self._scratch, product.prepare(algorithm), self._device, problem.columns
-
-        def call(inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-            out = inputs.new_empty((inputs.shape[0], columns))
-            stream = torch.cuda.current_stream(device).cuda_stream
-            product.run(prepared, inputs, weight, bias, out, scratch, stream)
-            return out
-
-        return call
+            return [
+                name
+                for name in dict.fromkeys(won)
+                if name != TORCH and self._candidates.call(problem, name) is not None
+            ]
+        return self._candidates.names(problem, self._weights[problem[1:]][0][1])
 
     # --- measuring --------------------------------------------------------------------------------------------------
 
@@ -308,13 +251,14 @@ class TunedLinear:
         allowed = 4 * torch.finfo(self._dtype).eps * wanted.abs().max()
         calls, errors = {}, {}
         for name in contenders:
-            call = self._call(problem, name)
+            call = self._candidates.call(problem, name)
             if call is None:
+                logger.info("%s is left out for %s: the library refuses it", name, problem)
                 continue
             try:
                 got = call(inputs, weight, bias)
             except (CublasError, RuntimeError) as error:
-                logger.warning("%s is left out for %s: %s", name, problem, error)
+                logger.info("%s is left out for %s: %s", name, problem, error)
                 continue
             calls[name] = call
             errors[name] = (got.float() - wanted).abs().max() <= allowed
@@ -331,10 +275,6 @@ def _bind(call: Call, inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Te
 
 def _suits(tensor: torch.Tensor) -> bool:
     return tensor.is_contiguous() and tensor.data_ptr() % ALIGNMENT == 0 and tensor.shape[-1] % 8 == 0
-
-
-def _kind(candidate: str) -> str:
-    return candidate.partition(":")[0]
 
 
 def why_not_tuned(device: torch.device, dtype: torch.dtype, environ: Mapping[str, str]) -> str | None:
@@ -376,8 +316,7 @@ def tuned_linear(weights: Weights, environ: Mapping[str, str] = os.environ) -> T
     }
     return TunedLinear(
         weights,
-        library,
-        why_no_triton(device) is None,
+        LinearCandidates(device, dtype, library, why_no_triton(device) is None),
         GraphTimer(device),
         ChoiceCache(cache_folder(environ)),
         environment,

@@ -17,7 +17,8 @@ from engine import ContinuousBatchingConfig
 from engine.kernels import gemm
 from engine.kernels.autotune import Choice
 from engine.kernels.cublaslt import WORKSPACE_LIMIT, CublasLt, LtProduct
-from engine.kernels.gemm import TORCH, Problem, TunedLinear, tuned_linear
+from engine.kernels.gemm import TunedLinear, tuned_linear
+from engine.kernels.gemm_candidates import TORCH, Problem
 from engine.kernels.skinny import SkinnyTile, skinny_linear, skinny_tiles
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
@@ -73,9 +74,11 @@ def test_every_algorithm_of_cublaslt_rounds_once(columns: int, depth: int, dtype
         product = LtProduct(library, rows, columns, depth, dtype, biased)
         algorithms = product.candidates(16, bias)
         assert algorithms
-        for algorithm in algorithms:
+        split = [product.split(algorithm, parts) for algorithm in algorithms[:4] for parts in (2, 3, 8)]
+        for algorithm in (*algorithms, *(algorithm for algorithm in split if algorithm is not None)):
             again = product.adopt(algorithm.words)
-            assert again == algorithm
+            assert again is not None
+            assert again.words == algorithm.words
             described = library.describe(algorithm)
             assert described["reduction"] in (0, 2), described  # sums of parts in fp32
             buffer = torch.full((rows + 2, columns), float("nan"), dtype=dtype, device="cuda")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,10 +12,12 @@ import pytest
 import torch
 from torch.nn.functional import linear
 
-from engine.kernels import gemm
+from engine.kernels import gemm, gemm_candidates
+from engine.kernels.autotune import Choice
 from engine.kernels.autotune_cache import ChoiceCache
-from engine.kernels.cublaslt import CublasLt
-from engine.kernels.gemm import ANCHORS, Problem, TunedLinear, tuned_linear, why_not_tuned
+from engine.kernels.cublaslt import WORKSPACE_LIMIT, CublasLt
+from engine.kernels.gemm import ANCHORS, TunedLinear, tuned_linear, why_not_tuned
+from engine.kernels.gemm_candidates import LinearCandidates, Problem
 
 BF16 = torch.bfloat16
 COLUMNS, DEPTH = 24, 16
@@ -71,9 +74,8 @@ def _inputs(rows: int) -> torch.Tensor:
 
 
 def _tuned(weights: Any, host: Any, times: Times, folder: Path | None = None, **environment: str) -> TunedLinear:
-    return TunedLinear(
-        weights, CublasLt(host), False, times, ChoiceCache(folder), ENVIRONMENT | environment, times.clock
-    )
+    candidates = LinearCandidates(torch.device("cpu"), BF16, CublasLt(host), False)
+    return TunedLinear(weights, candidates, times, ChoiceCache(folder), ENVIRONMENT | environment, times.clock)
 
 
 @pytest.mark.parametrize("biased", [False, True])
@@ -134,16 +136,33 @@ def test_rows_between_two_anchors_try_what_won_there_and_torch(host_lt: Any) -> 
     assert tuned.report().winners == {"cublaslt": 2, "torch": 1}  # of the rows that were used
 
 
+def test_products_of_few_outputs_are_also_tried_in_parts(host_lt: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    offered: list[list[str]] = []
+    monkeypatch.setattr(
+        gemm, "choose", lambda baseline, names, measure: offered.append(list(names)) or Choice(names[-1], 1.0, 2.0)
+    )
+    host, weights = host_lt(unsplittable=(2,)), _weights()
+    tuned = _tuned(weights, host, Times(host, 10.0))
+    with tuned.learning():
+        tuned(_inputs(8), *weights[0])
+        monkeypatch.setattr(gemm_candidates, "SPLIT_OUTPUTS", 64 * COLUMNS - 1)
+        tuned(_inputs(16), *weights[0])
+    parts = [int.from_bytes(bytes.fromhex(name.partition(":")[2])[16:24], "little") for name in offered[0]]
+    assert parts == [0, 0, 0, *gemm_candidates.SPLITS, *gemm_candidates.SPLITS]
+    assert len(offered[1]) == 3
+
+
 def test_wrong_and_failing_candidates_are_left_out(host_lt: Any, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
     host, weights = host_lt(wrong=(2,)), _weights()
     tuned = _tuned(weights, host, Times(host, 10.0, w1=11.0, w2=1.0, w3=5.0))
     with tuned.learning():
         tuned(_inputs(8), *weights[0])
     assert tuned.choices()[Problem(8, COLUMNS, DEPTH, False)].candidate.startswith("cublaslt:03")
     assert "its result is not torch's" in caplog.text
-    host = host_lt(workspace=gemm.WORKSPACE_LIMIT)
+    host = host_lt(workspace=WORKSPACE_LIMIT)
     tuned = _tuned(weights, host, Times(host, 10.0, w1=1.0, w2=1.0, w3=1.0))
-    tuned._scratch = torch.empty(8, dtype=torch.uint8)  # so that every launch is refused
+    tuned._candidates._scratch = torch.empty(8, dtype=torch.uint8)  # so that every launch is refused
     with tuned.learning():
         tuned(_inputs(8), *weights[0])
     assert tuned.report().winners == {"torch": 1}
@@ -254,3 +273,17 @@ def test_where_nothing_is_tuned() -> None:
     assert why_not_tuned(cuda, torch.float32, {}) == "torch.float32 products are torch's"
     assert why_not_tuned(cpu, BF16, {}) == "the weights are on cpu"
     assert tuned_linear(_weights()) is None
+
+
+def test_a_name_that_is_none_is_no_candidate(host_lt: Any) -> None:
+    problem = Problem(4, COLUMNS, DEPTH, False)
+    candidates = LinearCandidates(torch.device("cpu"), BF16, CublasLt(host_lt()), True)
+    (*_, last) = candidates.names(problem, None)
+    assert last.startswith("skinny:")
+    for name in ("cublaslt:xyz", "cublaslt:00", "skinny:1,2", "skinny:a,b,c", "skinny", "mystery:1", ""):
+        assert candidates.call(problem, name) is None
+    assert candidates.call(problem, last) is not None
+    assert candidates.call(problem._replace(rows=9), last) is None
+    without = LinearCandidates(torch.device("cpu"), BF16, None, False)
+    assert without.names(problem, None) == []
+    assert without.call(problem, last) is None
