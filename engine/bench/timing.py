@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Callable, Sequence
 
 import torch
+
+from engine.kernels.autotune import GraphTimer
 
 COLD_BYTES = 1 << 28
 """Bytes that calls must touch between two uses of a buffer for it to be gone from the L2 cache (an H200 has 50 MiB)."""
@@ -22,27 +23,10 @@ def seconds_per_call(calls: Sequence[Callable[[], object]], repeats: int = 15) -
     They are recorded in one CUDA graph, so that no time goes to launching, and the graph is replayed ``repeats`` times
     between events.
     """
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        for call in calls[:2]:  # compiles, and creates handles
-            call()
-    torch.cuda.current_stream().wait_stream(stream)
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for call in calls:
-            call()
-    graph.replay()
-    times = []
-    for _ in range(repeats):
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begin.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        times.append(begin.elapsed_time(end) * 1e-3 / len(calls))
-    return statistics.median(times)
+    for call in calls[:2]:  # compiles, and creates handles
+        call()
+    timer = GraphTimer(torch.device("cuda", torch.cuda.current_device()))
+    return timer.seconds_per_call([calls], repeats)[0]
 
 
 def copy_bandwidth(device: torch.device) -> float:

@@ -58,7 +58,7 @@ class TuningReport:
 
     Attributes:
         measured, stored: problems timed by this process, and read from the cache, anchors among them.
-        untimed: problems left to torch because `TIME_LIMIT` was over.
+        untimed: problems left to torch because `TIME_LIMIT` was over or memory short.
         seconds: spent on measuring.
         winners: problems of the rehearsed steps by kind of the chosen candidate.
         digest: of their choices; two runs with the same digest ran on the same kernels.
@@ -147,8 +147,10 @@ class TunedLinear:
         )
         if report.untimed:
             logger.warning(
-                "%d products run on torch untuned: measuring took over %.0f s; the next start goes on with them",
+                "%d products run on torch untuned: measuring took %.1f s of at most %.0f, or memory was short; the "
+                "next start goes on with them",
                 report.untimed,
+                report.seconds,
                 TIME_LIMIT,
             )
 
@@ -186,7 +188,7 @@ class TunedLinear:
         return call
 
     def _choice(self, problem: Problem) -> Choice | None:
-        """The choice for a problem: made before, stored, or measured; None if time is over."""
+        """The choice for a problem: made before, stored, or measured; None if time or memory is short."""
         choice = self._choices.get(problem)
         if choice is not None:
             return choice
@@ -200,8 +202,14 @@ class TunedLinear:
                 self._untimed += 1
                 return None
             started = self._clock()
-            choice = self._measure(problem, contenders)
-            self._seconds += self._clock() - started
+            try:
+                choice = self._measure(problem, contenders)
+            except torch.OutOfMemoryError as error:
+                logger.warning("%s is left to torch, there is no memory to try others: %s", problem, error)
+                self._untimed += 1
+                return None
+            finally:
+                self._seconds += self._clock() - started
             self._measured += 1
             self._cache.store(key, choice)
         self._choices[problem] = choice
@@ -257,7 +265,9 @@ class TunedLinear:
                 continue
             try:
                 got = call(inputs, weight, bias)
-            except (CublasError, RuntimeError) as error:
+            except torch.OutOfMemoryError:
+                raise
+            except RuntimeError as error:  # CublasError among them
                 logger.info("%s is left out for %s: %s", name, problem, error)
                 continue
             calls[name] = call

@@ -227,6 +227,24 @@ def test_measuring_ends_when_its_time_is_over(
     assert (following.report().stored, following.report().measured, following.report().untimed) == (2, 2, 0)
 
 
+def test_without_memory_to_try_others_a_product_stays_torchs(
+    host_lt: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Short(Times):
+        def seconds_per_call(self, candidates: Any, repeats: int) -> list[float]:
+            self.now += 1.0
+            raise torch.OutOfMemoryError("CUDA out of memory")
+
+    host, weights = host_lt(), _weights()
+    tuned = _tuned(weights, host, Short(host, 10.0), tmp_path)
+    with tuned.learning():
+        assert torch.equal(tuned(_inputs(8), *weights[0]), linear(_inputs(8), *weights[0]))
+    report = tuned.report()
+    assert (report.measured, report.untimed, report.seconds, report.winners) == (0, 1, 1.0, {"torch": 1})
+    assert "no memory to try others" in caplog.text
+    assert not list(tmp_path.iterdir())
+
+
 def test_what_a_product_cannot_take_is_torchs(host_lt: Any) -> None:
     host, weights = host_lt(), _weights()
     tuned = _tuned(weights, host, Times(host, 10.0, w1=1.0, w2=1.0, w3=1.0))
