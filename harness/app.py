@@ -28,7 +28,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from harness import manifest, store
+from harness import gate, manifest, store
 from harness.analysis.design import variable_of
 from harness.blocks import Place
 from harness.check import check_engines
@@ -38,7 +38,7 @@ from harness.expand import PlannedJob, check_files, checked, dotted_keys, expand
 from harness.job import Job, run_job
 from harness.launch import launch
 from harness.manifest import JobState
-from harness.sweep import arm, check_unused, combine_jobs, failed_lines, kept_line, match_summary
+from harness.sweep import arm, check_unused, combine_jobs, failed_lines, kept_line
 
 CONFIG_PATH = "pkg://sweeps"
 CONFIG_NAME = "config"
@@ -327,8 +327,12 @@ def _close(plan: Plan) -> int:
     report: Path | None = None
     try:
         print_summary(plan.directory)
-        for line in match_summary(store.read_result(plan.directory, ("runs",))["runs"], plan.reference_engine):
+        judged = store.read_result(plan.directory, ("runs", "divergences"))
+        for line in gate.summary(judged["runs"], judged["divergences"], plan.reference_engine):
             print(line)
+        if wrong := gate.failures(judged["runs"], judged["divergences"]):
+            failed += wrong
+            code = EXIT_FAILED
         report = write_report(plan.directory)
     except Exception as error:  # the numbers are safe on disk; a broken picture must not hide them
         print(f"cb-bench: the report could not be written: {one_line(error)}", file=sys.stderr)

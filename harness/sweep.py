@@ -8,8 +8,7 @@ from typing import Any
 
 import pandas as pd
 
-from harness import manifest, store
-from harness.metrics import tokens_equal
+from harness import gate, manifest, store
 from harness.record import Outcome
 
 
@@ -94,7 +93,7 @@ def _kept_requests(root: Path) -> str:
 
 
 def combine_jobs(root: Path, reference_engine: str | None) -> dict[str, pd.DataFrame] | None:
-    """Join the tables of all jobs in ``root``'s manifest, compare their tokens and write them to ``root``.
+    """Join the tables of all jobs in ``root``'s manifest, let the correctness gate judge and write them to ``root``.
 
     Returns:
         the combined tables; None if no job left any.
@@ -103,44 +102,9 @@ def combine_jobs(root: Path, reference_engine: str | None) -> dict[str, pd.DataF
     directories = [directory for directory in directories if store.is_result(directory)]
     if not directories:
         return None
-    tables = store.combine(directories)
-    tables["runs"] = match_tokens(tables["runs"], tables["tokens"], reference_engine)
+    tables = gate.judge(root, store.combine(directories), reference_engine)
     store.write_result(root, tables)
     return tables
-
-
-def match_tokens(runs: pd.DataFrame, tokens: pd.DataFrame, reference_engine: str | None) -> pd.DataFrame:
-    """``runs`` with ``tokens_match`` filled for every run whose requests also went to the reference engine.
-
-    A run is compared with the reference engine's first run on the same model, requests and repeat. Failed runs, that
-    reference run itself and runs without a counterpart stay null: they were not compared.
-    """
-    runs = runs.copy()
-    if reference_engine is None:
-        return runs
-    same = ["model", "workload_hash", "repeat"]
-    ok = runs[runs["status"] == "ok"]
-    references: dict[Any, str] = {}
-    for row in ok[ok["engine"] == reference_engine].itertuples():
-        references.setdefault(tuple(getattr(row, name) for name in same), row.run_id)
-    for row in ok.itertuples():
-        reference = references.get(tuple(getattr(row, name) for name in same))
-        if reference not in (None, row.run_id):
-            equal = tokens_equal(tokens, row.run_id, reference)
-            runs.loc[row.Index, "tokens_match"] = pd.NA if equal is None else equal
-    return runs
-
-
-def match_summary(runs: pd.DataFrame, reference_engine: str | None) -> list[str]:
-    """One sentence a compared engine: in how many runs its token ids equal the reference's."""
-    compared = runs[runs["tokens_match"].notna()]
-    lines = []
-    for engine, rows in compared.groupby("engine", sort=False):
-        equal = int(rows["tokens_match"].sum())
-        verdict = "equal" if equal == len(rows) else "NOT equal"
-        hint = "" if equal == len(rows) else "; in float32 they must be, in half precision near-ties may fall otherwise"
-        lines.append(f"token ids: {engine} {verdict} to {reference_engine} in {equal} of {len(rows)} runs{hint}")
-    return lines
 
 
 def failed_lines(root: Path) -> list[str]:

@@ -8,6 +8,5 @@ from __future__ import annotations
 
 from harness.metrics.compute import compute_tables
 from harness.metrics.registry import REQUEST_METRICS, RUN_METRICS
-from harness.metrics.token_match import tokens_equal
 
-__all__ = ["REQUEST_METRICS", "RUN_METRICS", "compute_tables", "tokens_equal"]
+__all__ = ["REQUEST_METRICS", "RUN_METRICS", "compute_tables"]

@@ -37,6 +37,9 @@ _IDENTITY = (
 )
 _TEXT_IDENTITY = tuple(name for name in _IDENTITY if name not in ("repeat", "block", "position", "replica", "seed"))
 
+_JUDGED_LATER = ("tokens_match", "gate", "n_compared", "n_diverged")
+"""Columns that stay null until a run is compared with another (see :mod:`harness.gate`)."""
+
 
 def compute_tables(record: RunRecord) -> dict[str, pd.DataFrame]:
     """Every table of :mod:`harness.tables` for one run, checked against its schema.
@@ -67,6 +70,7 @@ def compute_tables(record: RunRecord) -> dict[str, pd.DataFrame]:
         "steps": steps,
         "tails": rows_frame("tails", run_id, tails(requests, itl, steps, pauses)),
         "gc_pauses": pauses,
+        "divergences": rows_frame("divergences", run_id, []),
         "config": _config(record, run_id),
         "environment": _environment(record, run_id),
         "counters": _named_values("counters", run_id, "name", "value", record.counters),
@@ -77,7 +81,7 @@ def compute_tables(record: RunRecord) -> dict[str, pd.DataFrame]:
 
 
 def _runs(record: RunRecord, run_id: str, view: RunView) -> pd.DataFrame:
-    identity: dict[str, Any] = {name: record.identity.get(name) for name in (*_IDENTITY, "tokens_match")}
+    identity: dict[str, Any] = {name: record.identity.get(name) for name in (*_IDENTITY, *_JUDGED_LATER)}
     for name in _TEXT_IDENTITY:
         identity[name] = None if identity[name] is None else str(identity[name])
     values = {
@@ -173,8 +177,8 @@ def _config(record: RunRecord, run_id: str) -> pd.DataFrame:
 
 
 def _environment(record: RunRecord, run_id: str) -> pd.DataFrame:
-    # n_requests and tokens_match have columns too; everything else the run was called stays findable here.
-    in_runs = {"run_id", "n_requests", "tokens_match", *_IDENTITY}
+    # n_requests and what the gate fills in have columns too; everything else the run was called stays findable here.
+    in_runs = {"run_id", "n_requests", *_JUDGED_LATER, *_IDENTITY}
     facts = {**record.environment}
     facts.update({f"identity.{key}": value for key, value in record.identity.items() if key not in in_runs})
     columns = {"key": list(facts), "value": [_as_json(value) for value in facts.values()]}

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import json
 
-import pandas as pd
 import pytest
 
 from harness import manifest, store
@@ -12,7 +11,7 @@ from harness.record import Outcome, RequestRecord, RunRecord, TokenChunk
 from harness.report.arms import group_arms
 from harness.report.read import read_results
 from harness.report.validity import validity_notes
-from harness.sweep import arm, combine_jobs, failed_lines, kept_line, match_summary
+from harness.sweep import arm, combine_jobs, failed_lines, kept_line
 
 CONFIG = {"engine": {"name": "ours", "num_blocks": 8, "safety_margin": None}, "measure": {"seed": 3}}
 
@@ -45,21 +44,6 @@ def run(root, job, engine, ids, workload_hash="w", status="ok"):
     record = RunRecord(identity, [request], t_start_ns=0, t_end_ns=9, status=status)
     store.write_result(root / job, compute_tables(record))
     manifest.append(root, JobState(job, "h", (f"engine={engine}",), status, manifest.now()))
-
-
-def test_tokens_are_compared_with_the_reference_on_the_same_requests(tmp_path):
-    run(tmp_path, "0", "static", [1, 2])
-    run(tmp_path, "1", "ours", [1, 2])
-    run(tmp_path, "2", "transformers", [1, 3])
-    run(tmp_path, "3", "ours", [1, 2], workload_hash="other")
-    run(tmp_path, "4", "ours", [1, 2], status="failed")
-    run(tmp_path, "5", "static", [1, 2])
-    tables = combine_jobs(tmp_path, "static")
-    matches = store.read_result(tmp_path)["runs"]["tokens_match"]
-    assert [None if m is pd.NA else bool(m) for m in matches] == [None, True, False, None, None, True]
-    lines = match_summary(tables["runs"], "static")
-    assert lines[0] == "token ids: ours equal to static in 1 of 1 runs"
-    assert lines[1].startswith("token ids: transformers NOT equal to static in 0 of 1 runs")
 
 
 def test_without_a_reference_nothing_is_compared(tmp_path):

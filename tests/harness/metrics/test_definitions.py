@@ -7,7 +7,7 @@ import json
 import pandas as pd
 import pytest
 
-from harness.metrics import REQUEST_METRICS, RUN_METRICS, compute_tables, tokens_equal
+from harness.metrics import REQUEST_METRICS, RUN_METRICS, compute_tables
 from harness.record import ConfigValue, Outcome, RequestRecord, RunRecord, TokenChunk
 from harness.tables import TABLES, SchemaError, check_frame, column
 
@@ -66,6 +66,9 @@ def test_every_computed_column_has_one_metric() -> None:
         "load_s",
         "warmup_s",
         "tokens_match",
+        "gate",
+        "n_compared",
+        "n_diverged",
     }
     assert set(RUN_METRICS) == {c.name for c in TABLES["runs"]} - given
     assert set(REQUEST_METRICS) == {c.name for c in TABLES["requests"] if c.unit == "ms"}
@@ -306,29 +309,6 @@ def test_same_record_gives_the_same_tables() -> None:
     record = run(request("a", [(10, 1), (12, 2)]), request("b", []))
     for name, frame in compute_tables(record).items():
         pd.testing.assert_frame_equal(frame, compute_tables(record)[name])
-
-
-def test_tokens_equal() -> None:
-    def tokens(run_id: str, **ids: list[int]) -> pd.DataFrame:
-        requests = [
-            RequestRecord(name, 1, 8, chunks=[TokenChunk(T0, tuple(v))], outcome=Outcome.OK_LENGTH)
-            for name, v in ids.items()
-        ]
-        record = RunRecord({"run_id": run_id, "engine": "ours"}, requests, t_start_ns=T0, t_end_ns=T0)
-        return compute_tables(record)["tokens"]
-
-    table = pd.concat(
-        [
-            tokens("reference", a=[1, 2], b=[3]),
-            tokens("same", b=[3], a=[1, 2]),
-            tokens("other", a=[1, 9], b=[3]),
-            tokens("fewer", a=[1, 2]),
-        ]
-    )
-    assert tokens_equal(table, "same", "reference") is True
-    assert tokens_equal(table, "other", "reference") is False
-    assert tokens_equal(table, "fewer", "reference") is None
-    assert tokens_equal(table, "absent", "reference") is None
 
 
 def test_deliveries_of_unknown_size_keep_their_gap_and_claim_no_token() -> None:
