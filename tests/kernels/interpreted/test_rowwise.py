@@ -15,6 +15,7 @@ from engine.kernels import (
     gelu_tanh_mul,
     gelu_tanh_mul_torch,
     greedy_argmax,
+    greedy_argmax_torch,
     rms_norm,
     rms_norm_torch,
     silu_mul,
@@ -123,3 +124,14 @@ def test_argmax_of_special_values() -> None:
     logits[2, 4500], logits[2, 10] = nan, infinite
     logits[3, 7] = nan
     assert greedy_argmax(logits).tolist() == [0, 4999, 10, 7]
+
+
+def test_argmax_also_sets_the_last_token_of_each_slot() -> None:
+    logits = torch.randn(3, 9000, generator=torch.Generator().manual_seed(0))
+    slots = torch.tensor([4, 0, 2], dtype=torch.int32)
+    last, twins = torch.full((6,), -1, dtype=torch.int32), torch.full((6,), -1, dtype=torch.int32)
+    tokens = greedy_argmax(logits, slots=slots, last_token=last)
+    assert tokens.tolist() == greedy_argmax_torch(logits, slots, twins).tolist() == logits.argmax(-1).tolist()
+    assert last.tolist() == twins.tolist() == [tokens[1], -1, tokens[2], -1, tokens[0], -1]
+    with pytest.raises(ValueError, match="give slots and last_token both"):
+        greedy_argmax(logits, slots=slots)
