@@ -90,7 +90,7 @@ def measure(spec: Mapping[str, Any], report: Report, clock: Clock) -> RunRecord:
     Raises:
         ValueError: a setting that cannot work, in one line.
     """
-    from harness.backends import GenerationSettings, create, needs_weights
+    from harness.backends import GenerationSettings, create, needs_weights, uses_device
     from harness.calibration import calibrate
     from harness.config import engine_settings
     from harness.gc_log import GcLog
@@ -101,7 +101,8 @@ def measure(spec: Mapping[str, Any], report: Report, clock: Clock) -> RunRecord:
     identity, settings = dict(spec["identity"]), spec["measure"]
     _prepare_process(settings)
     here = needs_weights(spec["engine"]["name"])
-    device = resolve_device(settings["device"]) if here else "cpu"
+    on_device = uses_device(spec["engine"]["name"])
+    device = resolve_device(settings["device"]) if on_device else "cpu"
 
     report.phase("loading the model")
     began = time.perf_counter()
@@ -113,7 +114,7 @@ def measure(spec: Mapping[str, Any], report: Report, clock: Clock) -> RunRecord:
     identity |= {
         "workload": workload.name,
         "workload_hash": workload.content_hash,
-        "device": device if here else None,
+        "device": device if on_device else None,
         "n_requests": len(workload),
     }
 
@@ -133,7 +134,8 @@ def measure(spec: Mapping[str, Any], report: Report, clock: Clock) -> RunRecord:
 
         recorder = Recorder(workload)
         telemetry = Telemetry(settings["telemetry_interval_ms"], _gpu_probe(device), clock)
-        _reset_peaks(device)
+        if here:
+            _reset_peaks(device)
         # Objects of loading and warm-up live on; scanning them again would put pauses into the measured latencies.
         gc.collect()
         gc.freeze()
@@ -150,7 +152,7 @@ def measure(spec: Mapping[str, Any], report: Report, clock: Clock) -> RunRecord:
             collections.stop()
             ticker.stop()
             telemetry.stop()
-        peaks = _peaks(device)
+        peaks = _peaks(device) if here else {}
         config, steps = backend.config(), backend.steps()
         counters, memory = backend.counters(), backend.memory()
     finally:

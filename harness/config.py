@@ -103,6 +103,23 @@ class NullEngineConfig(EngineConfig):
 
 
 @dataclass
+class VllmEngineConfig(EngineConfig):
+    """Arguments of vLLM; see :class:`harness.backends.vllm.VllmSettings`. The first four follow the group ``model``."""
+
+    model: str = MISSING
+    load_format: str = MISSING
+    revision: str | None = MISSING
+    dtype: str = MISSING
+    block_size: int | None = None
+    max_model_len: int | None = None
+    max_num_batched_tokens: int | None = None
+    max_num_seqs: int | None = None
+    gpu_memory_utilization: float | None = None
+    enable_prefix_caching: bool | None = None
+    enforce_eager: bool | None = None
+
+
+@dataclass
 class ModelConfig:
     """Fields of :class:`harness.models.ModelSpec`, restated because OmegaConf makes frozen classes read-only, which
     would refuse every override. A test holds the two together."""
@@ -274,6 +291,7 @@ def register() -> None:
     store.store(group="engine", name="ours_schema", node=OursEngineConfig)
     store.store(group="engine", name="static_schema", node=StaticEngineConfig)
     store.store(group="engine", name="null_schema", node=NullEngineConfig)
+    store.store(group="engine", name="vllm_schema", node=VllmEngineConfig)
     store.store(group="model", name="model_schema", node=ModelConfig)
     store.store(group="measure", name="measure_schema", node=MeasureConfig)
     store.store(group="slo", name="slo_schema", node=SloConfig)

@@ -37,20 +37,33 @@ def _null() -> Any:
     return NullBackend
 
 
+def _vllm() -> Any:
+    from harness.backends.vllm import VllmBackend
+
+    return VllmBackend
+
+
 BACKENDS: Mapping[str, Callable[[], Any]] = {
     "ours": _ours,
     "transformers": _transformers,
     "static": _static,
     "null": _null,
+    "vllm": _vllm,
 }
 """By name, how to get the class. It has ``configure(settings, generation)`` and ``needs_weights``: with them,
 ``create(model, settings, generation)``; without, because no model runs in this process, ``create(settings, generation,
-tokenizer)``."""
+tokenizer)``. An engine that does so in a process of its own on this machine says ``on_device``."""
 
 
 def needs_weights(name: str) -> bool:
     """Whether the engine runs the model in the measuring process; if not, the model's outline is enough."""
     return bool(_class(name).needs_weights)
+
+
+def uses_device(name: str) -> bool:
+    """Whether the engine runs on this machine's device, in the measuring process or in one of its own."""
+    chosen = _class(name)
+    return bool(chosen.needs_weights or getattr(chosen, "on_device", False))
 
 
 def create(

@@ -25,7 +25,7 @@ def in_empty_folder(tmp_path, monkeypatch):
     "command, expected",
     [
         ("engin=ours", "unknown config key 'engin'. Did you mean 'engine'?"),
-        ("engine=ourz", "unknown engine 'ourz'. Did you mean 'ours'? Available: ours, ours_small, "),
+        ("engine=ourz", "unknown engine 'ourz'. Did you mean 'ours'? Available: "),
         ("model=qwen3-4bb", "Did you mean 'qwen3-4b'?"),
         ("experiment=max_batch_token", "unknown experiment 'max_batch_token'. Did you mean 'max_batch_tokens'?"),
         ("engine.max_batch_toks=3", "Did you mean 'engine.max_batch_tokens'?"),
