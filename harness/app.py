@@ -419,7 +419,7 @@ def _name_owners(line: str, options: Mapping[str, Sequence[str]]) -> str:
     owners = []
     for option in options[group]:
         try:
-            config = loader.load_configuration(CONFIG_NAME, [f"{group}={option}"], run_mode=RunMode.RUN)
+            config = loader.load_configuration(CONFIG_NAME, [_quote_null(f"{group}={option}")], run_mode=RunMode.RUN)
         except (HydraException, OmegaConfBaseException):  # one that needs more than its name
             continue
         if OmegaConf.is_config(config[group]) and name in config[group]:

@@ -205,7 +205,8 @@ class VllmBackend:
     async def _serve(self, request: ScheduledRequest) -> None:
         sink, request_id, delivered = self._sink, request.request_id, 0
         assert sink is not None
-        outcome, error, cached = Outcome.ENGINE_ERROR, "the stream ended without a reason", None
+        outcome, cached = Outcome.ENGINE_ERROR, None
+        error: str | None = "the stream ended without a reason"
         try:
             async for output in self._stream(request):
                 answer = output.outputs[0]

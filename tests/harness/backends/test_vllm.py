@@ -18,7 +18,9 @@ class _Engine:
     """Answers ``n`` tokens in deliveries of two, then as the prompt's first id says."""
 
     def __init__(self, arguments: dict[str, Any]) -> None:
-        self.arguments, self.prompts, self.sampling = arguments, [], []
+        self.arguments = arguments
+        self.prompts: list[list[int]] = []
+        self.sampling: list[Any] = []
         self.prefix_resets, self.closed = 0, False
         self.vllm_config = SimpleNamespace(
             model_config=SimpleNamespace(dtype="bfloat16", max_model_len=4096, enforce_eager=False),
