@@ -128,6 +128,7 @@ def measure(spec: Mapping[str, Any], report: Report, clock: Clock) -> RunRecord:
         began = time.perf_counter()
         backend.warm_up(warmup_of(workload, settings, loaded))
         warmup_s = time.perf_counter() - began
+        backend.prepare(workload.requests)
         if settings["calibrate"]:
             report.phase("calibrating the harness")
         calibration = calibrate(clock).as_dict() if settings["calibrate"] else None
@@ -166,7 +167,8 @@ def measure(spec: Mapping[str, Any], report: Report, clock: Clock) -> RunRecord:
         load_s=load_s if here else None,
         warmup_s=warmup_s,
         config=[*config, *_harness_config(spec)],
-        environment=_environment(spec, loaded, device, workload) | machine_load(cpu_before, cpu_after, os.cpu_count()),
+        environment=_environment(spec, loaded, device if here else None, workload)
+        | machine_load(cpu_before, cpu_after, os.cpu_count()),
         steps=steps,
         counters=counters,
         memory=memory | peaks,
@@ -243,10 +245,12 @@ def _harness_config(spec: Mapping[str, Any]) -> list[ConfigValue]:
     ]
 
 
-def _environment(spec: Mapping[str, Any], loaded: Any, device: str, workload: Workload) -> dict[str, Any]:
+def _environment(spec: Mapping[str, Any], loaded: Any, device: str | None, workload: Workload) -> dict[str, Any]:
     from harness import provenance
+    from harness.scope import outside_scope
 
     facts = provenance.collect(spec["command_line"], device)
+    facts["outside_plan_scope"] = outside_scope(spec["engine"]["name"], device)
     facts |= {f"model.{key}": value for key, value in loaded.facts.as_dict().items()}
     return facts | {"workload.spec": dict(workload.spec), "workload.prompt_tokens": workload.prompt_tokens}
 

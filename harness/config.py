@@ -92,6 +92,20 @@ class StaticEngineConfig(EngineConfig):
 
 
 @dataclass
+class OpenAiHttpEngineConfig(EngineConfig):
+    """A server with OpenAI's API: see :class:`harness.backends.http.settings.HttpSettings`."""
+
+    base_url: str = MISSING
+    server_model: str | None = None
+    api_key_env: str | None = MISSING
+    endpoint: str = MISSING
+    prompts: str = MISSING
+    request_timeout_s: float | None = None
+    connect_timeout_s: float = MISSING
+    extra_body: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass
 class NullEngineConfig(EngineConfig):
     """A known schedule instead of an engine: see :class:`harness.backends.null.NullSettings`."""
 
@@ -290,6 +304,7 @@ def register() -> None:
     store.store(group="engine", name="continuous_schema", node=ContinuousEngineConfig)
     store.store(group="engine", name="ours_schema", node=OursEngineConfig)
     store.store(group="engine", name="static_schema", node=StaticEngineConfig)
+    store.store(group="engine", name="openai_http_schema", node=OpenAiHttpEngineConfig)
     store.store(group="engine", name="null_schema", node=NullEngineConfig)
     store.store(group="engine", name="vllm_schema", node=VllmEngineConfig)
     store.store(group="model", name="model_schema", node=ModelConfig)

@@ -67,6 +67,15 @@ class Deliveries(Sequence[TokenChunk]):
         ids = None if hidden else np.array([i for c in given for i in c.token_ids or ()], dtype=np.int64)
         return cls(np.array([c.time_ns for c in given], dtype=np.int64), np.array(sizes, dtype=np.int64), ids)
 
+    def merged(self) -> Deliveries:
+        """The same with deliveries of one moment as one; its size is unknown if one of theirs is."""
+        first = np.flatnonzero(np.diff(self.times_ns, prepend=-1) != 0)
+        if len(first) == len(self.times_ns):
+            return self
+        sizes = np.add.reduceat(self.sizes, first)
+        unknown = np.logical_or.reduceat(self.sizes == UNKNOWN, first)
+        return Deliveries(self.times_ns[first], np.where(unknown, UNKNOWN, sizes), self.token_ids)
+
     def __len__(self) -> int:
         return len(self.times_ns)
 

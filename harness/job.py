@@ -234,8 +234,9 @@ def _log(directory: Path, text: str) -> None:
 def _headline(directory: Path) -> str:
     row = store.read_result(directory, ("runs",))["runs"].iloc[0]
     failed = f", {row.n_failed} failed ({row.outcomes})" if row.n_failed else ""
+    rate = "unknown tok/s (see n_uncounted)" if row.isna()["gen_tok_s"] else f"{row.gen_tok_s:,.1f} tok/s"
     return (
-        f"{row.n_ok}/{row.n_requests} requests ok{failed}, {row.gen_tok_s:,.1f} tok/s, "
+        f"{row.n_ok}/{row.n_requests} requests ok{failed}, {rate}, "
         f"TTFT p50 {row.ttft_p50_ms:,.0f} ms, {row.wall_s:.1f} s"
     )
 

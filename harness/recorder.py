@@ -213,14 +213,15 @@ class Recorder:
 def with_deliveries(records: Sequence[RequestRecord], deliveries: Sequence[Deliveries]) -> list[RequestRecord]:
     """``records`` with what was delivered to each.
 
-    Deliveries of unknown sizes held one token each if the server's total says that there were as many tokens.
+    Deliveries of unknown sizes held one token each if the server's total says that there were as many tokens. What
+    came at one moment (several events in one read) is one delivery.
     """
     complete = []
     for record, own in zip(records, deliveries, strict=True):
         unknown = bool((own.sizes == UNKNOWN).any())
         if unknown and record.output_tokens == len(own):
             own = Deliveries(own.times_ns, own.sizes.clip(1, 1), own.token_ids)
-        complete.append(replace(record, chunks=own))
+        complete.append(replace(record, chunks=own.merged()))
     return complete
 
 

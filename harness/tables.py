@@ -65,7 +65,7 @@ TABLES: dict[str, tuple[Column, ...]] = {
         _c("block", "Int64", "", "block of a sweep, which holds every arm once", "single run, or a sweeper of its own"),
         _c("position", "Int64", "", "place of the run in the order of its block, from 0", "block unknown"),
         _c("replica", "Int64", "", "1 if the run repeats an arm beside itself (A/A), else 0", "block unknown"),
-        _c("engine", "string", "", "backend: ours, transformers, static, null"),
+        _c("engine", "string", "", "backend: ours, transformers, static, openai_http, null"),
         _c("model", "string", "", "model preset or path", "not stated"),
         _c("workload", "string", "", "name of the workload", "not stated"),
         _c("workload_hash", "string", "", "SHA-256 of all requests, due times and caps", "workload not built"),

@@ -31,6 +31,12 @@ def _static() -> Any:
     return StaticBackend
 
 
+def _openai_http() -> Any:
+    from harness.backends.openai_http import OpenAiHttpBackend
+
+    return OpenAiHttpBackend
+
+
 def _null() -> Any:
     from harness.backends.null import NullBackend
 
@@ -47,6 +53,7 @@ BACKENDS: Mapping[str, Callable[[], Any]] = {
     "ours": _ours,
     "transformers": _transformers,
     "static": _static,
+    "openai_http": _openai_http,
     "null": _null,
     "vllm": _vllm,
 }

@@ -39,6 +39,9 @@ class Backend(Protocol):
     def warm_up(self, requests: Sequence[ScheduledRequest]) -> None:
         """Compile, capture graphs and run ``requests`` (never measured prompts) to the end."""
 
+    def prepare(self, requests: Sequence[ScheduledRequest]) -> None:
+        """Do beforehand, after the warm-up, what ``requests`` need that the engine is not to be measured by."""
+
     def start(self, sink: TokenSink) -> None:
         """Reset counters and begin to accept requests; from here on ends and tokens go to ``sink``."""
 

@@ -107,6 +107,9 @@ class ManagerBackend(ABC):
         if outcomes.failures:
             raise RuntimeError(f"warm-up failed: {outcomes.failures[0]}")
 
+    def prepare(self, requests: Sequence[ScheduledRequest]) -> None:  # noqa: B027
+        """Nothing to do: the engine takes requests as they are."""
+
     def start(self, sink: TokenSink) -> None:
         self._run_engine()
         self._mark_start()

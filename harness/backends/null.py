@@ -95,6 +95,9 @@ class NullBackend:
     def warm_up(self, requests: Sequence[ScheduledRequest]) -> None:
         """Nothing to warm."""
 
+    def prepare(self, requests: Sequence[ScheduledRequest]) -> None:
+        """Nothing to prepare."""
+
     def start(self, sink: TokenSink) -> None:
         self._sink = sink
         self._worker = threading.Thread(target=self._deliver, name="null-deliveries", daemon=True)

@@ -104,6 +104,9 @@ class StaticBackend:
         except Exception as error:
             raise RuntimeError(f"warm-up failed: {one_line(error)}") from error
 
+    def prepare(self, requests: Sequence[ScheduledRequest]) -> None:
+        """Nothing to do: waves take requests as they are."""
+
     def start(self, sink: TokenSink) -> None:
         self._sink = sink
         self._waves, self._steps = 0, []
