@@ -120,8 +120,8 @@ class EngineCore:
         self.drain()  # the failed launch may have overwritten tokens on the device that are still to be fed back
         self.runner.release_unused()
         self.stats.oom_retries += 1
-        decodes = sum(row.is_decode for row in plan.rows)
-        prefill_tokens = sum(row.count for row in plan.rows if not row.is_decode)
+        decodes = plan.rows.num_decode
+        prefill_tokens = int(plan.rows.counts.sum()) - decodes
         smaller = self.scheduler.schedule(
             decodes + max(1, prefill_tokens // 2) if prefill_tokens else max(1, decodes // 2)
         )
@@ -147,7 +147,7 @@ class EngineCore:
             ``error``: nobody can be told to be.
         """
         logger.warning("a step of %d requests failed; looking for the one to blame", len(plan.rows), exc_info=error)
-        requests = [row.request for row in plan.rows]
+        requests = plan.rows.requests
         self.scheduler.undo(plan)
         try:
             self.drain()  # the failed launch may have overwritten tokens on the device that are still to be fed back
@@ -211,30 +211,17 @@ class EngineCore:
             self._deliver([GenerationOutput(request) for request in requests])
 
     def _collect(self, launched: LaunchedStep, record: StepRecord, transfer: Transfer | None) -> None:
-        chosen = zip(*launched.wait(), strict=True)
-        outputs = []
-        for row, (token, logprob, top) in zip(launched.rows, chosen, strict=True):
-            request = row.request
-            request.num_in_flight -= 1
-            if request.is_over:  # it ended while this step was on its way: a wasted row, never an extra token
-                continue
-            try:
-                over = request.append(token, logprob, top)
-            except Exception as error:  # of its own rules for stopping: it concerns nobody else
-                self._end(request, RequestStatus.FAILED, cause_of(error))
-                outputs.append(GenerationOutput(request))
-                continue
-            if over:
-                self._end(request, RequestStatus.FINISHED)
-            else:
-                self.cache.register(request)
-            if over or request.streaming:
-                outputs.append(GenerationOutput(request))
+        tokens, logprobs, tops = launched.wait()
+        collected = self.scheduler.collect(launched.rows, tokens, time.perf_counter(), logprobs, tops)
+        for request in collected.ended:
+            self._end(request, RequestStatus.FINISHED)
+        for request, error in collected.failed:
+            self._end(request, RequestStatus.FAILED, cause_of(error))
         # Counted before anything is handed over: who sees the last token sees the whole log.
         record.restore_ms = None if transfer is None else transfer.restore_ms
         record.step_ms = (time.perf_counter_ns() - record.t_ns) / 1e6
-        if outputs:
-            self._deliver(outputs)
+        if collected.heard:
+            self._deliver([GenerationOutput(request) for request in collected.heard])
 
     def _end(self, request: Request, status: RequestStatus, error: str | None = None) -> None:
         del self.requests[request.request_id]
@@ -266,33 +253,25 @@ class EngineCore:
             request.admitted_time = now
 
     def _describe(self, plan: StepPlan, launched: LaunchedStep, started: int) -> StepRecord:
-        decode = prefill_rows = prefill_tokens = kv_tokens = unused_slots = 0
-        for row in plan.rows:
-            end = row.start + row.count
-            kv_tokens += end
-            unused_slots += -end % self.config.page_size
-            if row.is_decode:
-                decode += 1
-            else:
-                prefill_rows += 1
-                prefill_tokens += row.count
+        rows = plan.rows
+        decode, prefill_rows = rows.num_decode, len(rows) - rows.num_decode
         record = StepRecord(
             step=self.stats.steps,
             t_ns=started,
             kind="decode" if not prefill_rows else "mixed" if decode else "prefill",
             decode_rows=decode,
             prefill_rows=prefill_rows,
-            prefill_tokens=prefill_tokens,
+            prefill_tokens=int(rows.counts.sum()) - decode,
             padded_rows=launched.padded_rows,
             table_pages=launched.table_pages,
             decode_kernel_rows=launched.decode_kernel_rows,
-            kv_tokens=kv_tokens,
+            kv_tokens=int(rows.ends.sum()),
             running=plan.num_running,
             waiting=plan.num_waiting,
             free_blocks=plan.num_available_blocks,
             allocated_blocks=plan.num_allocated_blocks,
             evicted_blocks=plan.num_evicted_blocks,
-            unused_slots=unused_slots * len(self.config.layout.groups),
+            unused_slots=int((-rows.ends % self.config.page_size).sum()) * len(self.config.layout.groups),
             preempted=plan.num_preempted,
             admission_held=plan.admission_held,
             graph=launched.replayed,

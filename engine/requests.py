@@ -10,10 +10,14 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
+from typing import TYPE_CHECKING
 
 from engine.sampling.logprobs import TopTokens
 from engine.sampling.params import SamplingParams
 from engine.sampling.random import child_seed
+
+if TYPE_CHECKING:
+    from engine.scheduler.slots import RunningSlots
 
 
 class RequestStatus(IntEnum):
@@ -59,32 +63,36 @@ class GenerationOutput:
         preemptions: how often it was preempted.
     """
 
-    __slots__ = (
-        "_length",
-        "_request",
-        "cached_tokens",
-        "created_time",
-        "error",
-        "finish_reason",
-        "lifespan",
-        "preemptions",
-        "recomputed_tokens",
-        "request_id",
-        "status",
-    )
+    __slots__ = ("_length", "_request", "preemptions", "recomputed_tokens", "request_id", "status")
 
     def __init__(self, request: Request) -> None:
+        # Made for each token of a stream, so it notes what may still change and reads the rest when asked.
         self._request = request
         self._length = len(request.tokens) - request.num_prompt
         self.request_id = request.request_id
         self.status = request.status
-        self.error = request.error
-        self.finish_reason = request.finish_reason
-        self.created_time = request.created_time
-        self.lifespan = (request.admitted_time, request.ended_time)
-        self.cached_tokens = request.cached_tokens
         self.recomputed_tokens = request.recomputed_tokens
         self.preemptions = request.preemptions
+
+    @property
+    def created_time(self) -> float:
+        return self._request.created_time
+
+    @property
+    def lifespan(self) -> tuple[float, float]:
+        return self._request.admitted_time, self._request.ended_time if self.is_finished() else -1.0
+
+    @property
+    def error(self) -> str | None:
+        return self._request.error if self.is_finished() else None
+
+    @property
+    def finish_reason(self) -> FinishReason | None:
+        return self._request.finish_reason if self.is_finished() else None
+
+    @property
+    def cached_tokens(self) -> int:
+        return self._request.cached_tokens
 
     @property
     def prompt_ids(self) -> list[int]:
@@ -142,8 +150,8 @@ class Request:
     Attributes:
         tokens: prompt then generated ids, append-only.
         num_prompt: how many of ``tokens`` are the prompt.
-        num_computed: positions whose keys and values are written by steps launched so far.
-        num_in_flight: tokens sampled by launched steps whose ids have not reached the host yet.
+        slot: its place among the running requests, -1 while it does not run.
+        slots: where its counters are while it runs, None otherwise.
         tables: per layer group, the block id of each page of the sequence (0: a page behind a sliding window).
         num_registered: pages already offered to the prefix cache.
         children: further sequences of the same prompt that wait for it to be computed.
@@ -160,9 +168,10 @@ class Request:
     timestamps: list[float] | None = None
     created_time: float = 0.0
 
-    num_computed: int = 0
-    num_in_flight: int = 0
     slot: int = -1
+    slots: RunningSlots | None = None
+    _num_computed: int = field(default=0, init=False)  # while it does not run
+    _num_in_flight: int = field(default=0, init=False)
     tables: tuple[list[int], ...] = ()
     num_registered: int = 0
 
@@ -227,6 +236,30 @@ class Request:
             self.children.append(child)
 
     @property
+    def num_computed(self) -> int:
+        """Positions whose keys and values are written by steps launched so far."""
+        return self._num_computed if self.slots is None else int(self.slots.num_computed[self.slot])
+
+    @num_computed.setter
+    def num_computed(self, value: int) -> None:
+        if self.slots is None:
+            self._num_computed = value
+        else:
+            self.slots.num_computed[self.slot] = value
+
+    @property
+    def num_in_flight(self) -> int:
+        """Tokens sampled by launched steps whose ids have not reached the host yet."""
+        return self._num_in_flight if self.slots is None else int(self.slots.num_in_flight[self.slot])
+
+    @num_in_flight.setter
+    def num_in_flight(self, value: int) -> None:
+        if self.slots is None:
+            self._num_in_flight = value
+        else:
+            self.slots.num_in_flight[self.slot] = value
+
+    @property
     def num_tokens(self) -> int:
         """Tokens of the sequence, those still on their way to the host included."""
         return len(self.tokens) + self.num_in_flight
@@ -251,16 +284,24 @@ class Request:
             return 0
         return self.num_tokens - self.num_computed
 
-    def append(self, token: int, logprob: float | None, top: TopTokens | None = None) -> bool:
-        """Take one generated token; True if it was the last one."""
+    @property
+    def tenancy(self) -> int:
+        """Number of its stay among the running requests; 0 while it does not run."""
+        return 0 if self.slots is None else int(self.slots.tenancy[self.slot])
+
+    def append(self, token: int, now: float, logprob: float | None = None, top: TopTokens | None = None) -> None:
+        """Take one generated token that reached the host at ``now`` (seconds)."""
         self.tokens.append(token)
         if logprob is not None:
             self.logprobs.append(logprob)
         if top is not None:
             self.top_logprobs.append(top)
         if self.timestamps is not None:
-            self.timestamps.append(time.perf_counter())
-        if token in self.eos_token_ids or (self.sampling.stop_sequences and self._ends_with_stop()):
+            self.timestamps.append(now)
+
+    def comes_to_its_end(self) -> bool:
+        """Whether its newest token is its last one, which then becomes its finish reason."""
+        if self.tokens[-1] in self.eos_token_ids or (self.sampling.stop_sequences and self._ends_with_stop()):
             self.finish_reason = FinishReason.STOP
         elif self.num_generated >= self.max_new_tokens:
             self.finish_reason = FinishReason.LENGTH

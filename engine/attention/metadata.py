@@ -50,7 +50,7 @@ class AttentionMetadata:
     max_kv: int = 0
     host_kv_lengths: Sequence[int] = ()
     host_query_lengths: Sequence[int] = ()
-    host_tables: tuple[list[list[int]], ...] = ()
+    host_tables: tuple[Sequence[Sequence[int]], ...] = ()
     memo: dict[Any, Any] = field(default_factory=dict)
 
     def as_varlen(self) -> AttentionMetadata:

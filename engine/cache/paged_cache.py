@@ -118,6 +118,17 @@ class PagedCache:
             table.extend(self.pool.allocate(need))
         return True
 
+    def settled_until(self, request: Request) -> int:
+        """The first position whose computation, one token at a time, will change the request's tables: it begins a page
+        or lets one slide out of a window. Call it when room has been made for what is to be computed next."""
+        page = self.layout.page_size
+        until = len(request.tables[0]) * page
+        for group in self.layout.groups:
+            if group.window is not None:
+                behind = max(0, request.num_computed - group.window + 1) // page  # pages that have slid out
+                until = min(until, (behind + 1) * page + group.window - 1)
+        return until
+
     def _slide(self, table: list[int], first_visible: int) -> None:
         last = min(first_visible // self.layout.page_size, len(table)) - 1
         stale = []

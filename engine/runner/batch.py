@@ -6,17 +6,15 @@ follow the requests' tables by their new entries only, so nothing is built from 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from math import prod
 from typing import Any
 
 import numpy as np
 
 from engine.cache import CacheLayout
-from engine.scheduler import ScheduledRow
-
-IN_FLIGHT = -1
-"""Stands for an input id that is still on the device: the last token sampled in the row's slot."""
+from engine.scheduler import StepRows
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,18 +64,22 @@ class StepShape:
     @property
     def size(self) -> int:
         """int32 elements of the whole buffer."""
-        return sum(int(np.prod(shape)) for _, shape in self.sections())
+        return _places(self)[1]
 
     def carve(self, buffer: Any) -> dict[str, Any]:
         """Views of the sections of a flat int32 buffer (numpy array or tensor)."""
-        views, start = {}, 0
-        for name, shape in self.sections():
-            count = 1
-            for extent in shape:
-                count *= extent
-            views[name] = buffer[start : start + count].reshape(shape)
-            start += count
-        return views
+        return {name: buffer[place].reshape(extents) for name, place, extents in _places(self)[0]}
+
+
+@lru_cache(maxsize=1024)
+def _places(shape: StepShape) -> tuple[tuple[tuple[str, slice, tuple[int, ...]], ...], int]:
+    """Name, place in the flat buffer and extents of each section, and the buffer's size. Most steps have the shape of
+    the one before."""
+    places, start = [], 0
+    for name, extents in shape.sections():
+        places.append((name, slice(start, start + prod(extents)), extents))
+        start += prod(extents)
+    return tuple(places), start
 
 
 class BatchState:
@@ -93,28 +95,21 @@ class BatchState:
         self._groups = len(layout.groups)
         self.padding_slot = max_requests
         self._tables = np.zeros((self._groups, max_requests + 1, 8), dtype=np.int32)
-        self._filled = [[0] * (max_requests + 1) for _ in range(self._groups)]
-        self._owner: list[object] = [None] * (max_requests + 1)
+        self._filled = np.zeros(max_requests + 1, dtype=np.int64)
+        self._tenancy = np.zeros(max_requests + 1, dtype=np.int64)
 
-    def follow(self, rows: Sequence[ScheduledRow]) -> int:
+    def follow(self, rows: StepRows) -> int:
         """Take over what is new in the rows' block tables; returns the widest one's pages."""
-        widest = 1
-        for row in rows:
-            request = row.request
-            slot, tables = request.slot, request.tables
-            if self._owner[slot] is not tables:  # the slot has a new owner, or its owner was readmitted
-                self._owner[slot] = tables
-                for filled in self._filled:
-                    filled[slot] = 0
-            for group, table in enumerate(tables):
-                have, pages = self._filled[group][slot], len(table)
-                if pages > widest:
-                    widest = pages
-                if pages > have:
-                    if pages > self._tables.shape[2]:
-                        self._widen(pages)
-                    self._tables[group, slot, have:pages] = table[have:]
-                    self._filled[group][slot] = pages
+        widest = int(rows.pages.max(initial=1))
+        if widest > self._tables.shape[2]:
+            self._widen(widest)
+        strangers = self._tenancy[rows.slots] != rows.tenancies
+        for row in np.flatnonzero(strangers | (self._filled[rows.slots] != rows.pages)).tolist():
+            slot, pages = rows.slots[row], rows.pages[row]
+            have = 0 if strangers[row] else self._filled[slot]
+            for group, table in enumerate(rows.requests[row].tables):
+                self._tables[group, slot, have:pages] = table[have:pages]
+            self._filled[slot], self._tenancy[slot] = pages, rows.tenancies[row]
         return widest
 
     def _widen(self, pages: int) -> None:
@@ -122,85 +117,74 @@ class BatchState:
         wider[:, :, : self._tables.shape[2]] = self._tables
         self._tables = wider
 
-    def fill(self, shape: StepShape, views: dict[str, np.ndarray], rows: Sequence[ScheduledRow]) -> int:
-        """Write a step's inputs into the packed buffer's views; returns how many of the rows sample.
+    def fill(self, shape: StepShape, views: dict[str, np.ndarray], rows: StepRows) -> None:
+        """Write a step's inputs into the packed buffer's views.
 
-        Rows are in order: those with one query token, then the others. Where the shape has room for more of either
-        kind, padding rows fill it up: they read and write the trash block, and their samples land in the padding slot.
+        Where the shape has room for more rows of one token, or for more others, padding rows fill it up: they read and
+        write the trash block, and their samples land in the padding slot.
         """
-        count = len(rows)
-        slots = np.fromiter((row.request.slot for row in rows), np.int32, count)
-        starts = np.fromiter((row.start for row in rows), np.int32, count)
-        lengths = np.fromiter((row.count for row in rows), np.int32, count)
-        decodes = int((lengths == 1).sum()) if shape.prefills else count
-        # Where each row lies among the shape's rows: padding may stand between the two kinds.
-        places = np.arange(count)
-        places[decodes:] += shape.decodes - decodes
-
-        views["slots"][:] = self.padding_slot
-        views["slots"][places] = slots
-        views["kv_lengths"][: shape.decodes] = 1
-        views["kv_lengths"][shape.decodes :] = 0
-        views["kv_lengths"][places] = starts + lengths
+        count, singles = len(rows), rows.num_single
+        # Rows of the shape, and which of the step's they are: padding may stand between the two kinds.
+        end = shape.decodes + count - singles
+        spans = [(slice(0, singles), slice(0, singles), slice(singles, shape.decodes))]
+        if shape.prefills:
+            spans.append((slice(shape.decodes, end), slice(singles, count), slice(end, shape.rows)))
         width = min(shape.width, self._tables.shape[2])
-        views["tables"][:] = 0
-        views["tables"][:, places, :width] = self._tables[:, slots, :width]
+        for kind, (own, members, padding) in enumerate(spans):
+            slots = rows.slots[members]
+            views["slots"][own] = slots
+            views["slots"][padding] = self.padding_slot
+            views["kv_lengths"][own] = rows.ends[members]
+            views["kv_lengths"][padding] = 0 if kind else 1
+            views["tables"][:, own, :width] = self._tables[:, slots, :width]
+            views["tables"][:, own, width:] = 0
+            views["tables"][:, padding] = 0
+        self._fill_singles(shape, views, rows)
+        self._fill_chunks(shape, views, rows)
 
-        self._fill_decodes(shape, views, rows[:decodes], slots[:decodes], starts[:decodes])
-        self._fill_prefills(shape, views, rows[decodes:], slots[decodes:])
+        last = np.cumsum(rows.counts) - 1
+        last[singles:] += shape.decodes - singles
+        chosen = rows.samples
+        samples = np.count_nonzero(chosen)
+        views["sample_index"][:samples] = last[chosen]
+        views["sample_index"][samples:] = 0
+        views["sample_slots"][:samples] = rows.slots[chosen]
+        views["sample_slots"][samples:] = self.padding_slot
 
-        ends = np.cumsum(lengths) - 1
-        ends[decodes:] += shape.decodes - decodes
-        sampling = np.fromiter((row.samples for row in rows), bool, count)
-        chosen = int(sampling.sum())
-        views["sample_index"][:chosen] = ends[sampling]
-        views["sample_index"][chosen:] = 0
-        views["sample_slots"][:chosen] = slots[sampling]
-        views["sample_slots"][chosen:] = self.padding_slot
-        return chosen
-
-    def _fill_decodes(
-        self,
-        shape: StepShape,
-        views: dict[str, np.ndarray],
-        rows: Sequence[ScheduledRow],
-        slots: np.ndarray,
-        starts: np.ndarray,
-    ) -> None:
-        count, page = len(rows), self._page_size
-        ids, kv_slots = views["ids"], views["kv_slots"]
-        for i, row in enumerate(rows):
-            tokens, start = row.request.tokens, row.start
-            ids[i] = tokens[start] if start < len(tokens) else IN_FLIGHT
-        ids[count : shape.decodes] = 0
-        views["positions"][:count] = starts
-        views["positions"][count : shape.decodes] = 0
+    def _fill_singles(self, shape: StepShape, views: dict[str, np.ndarray], rows: StepRows) -> None:
+        count, page = rows.num_single, self._page_size
+        ids, positions, kv_slots = views["ids"], views["positions"], views["kv_slots"]
+        slots, starts = rows.slots[:count], rows.starts[:count]
         pages, offsets = np.divmod(starts, page)
+        ids[:count], positions[:count] = rows.ids[:count], starts
         kv_slots[:, :count] = self._tables[:, slots, pages] * page + offsets
+        ids[count : shape.decodes] = 0
+        positions[count : shape.decodes] = 0
         kv_slots[:, count : shape.decodes] = self._trash(shape.decodes - count)
 
-    def _fill_prefills(
-        self, shape: StepShape, views: dict[str, np.ndarray], rows: Sequence[ScheduledRow], slots: np.ndarray
-    ) -> None:
+    def _fill_chunks(self, shape: StepShape, views: dict[str, np.ndarray], rows: StepRows) -> None:
         page = self._page_size
         ids, positions, kv_slots = views["ids"], views["positions"], views["kv_slots"]
-        first = shape.decodes
-        for row, slot in zip(rows, slots, strict=True):
-            span = slice(first, first + row.count)
-            ids[span] = row.request.tokens[row.start : row.start + row.count]
-            where = np.arange(row.start, row.start + row.count, dtype=np.int32)
+        first, singles = shape.decodes, rows.num_single
+        for row in range(singles, len(rows)):
+            slot, start, count = rows.slots[row], int(rows.starts[row]), int(rows.counts[row])
+            span = slice(first, first + count)
+            ids[span] = rows.requests[row].tokens[start : start + count]
+            where = np.arange(start, start + count, dtype=np.int32)
             positions[span] = where
             kv_slots[:, span] = self._tables[:, slot, where // page] * page + where % page
-            first += row.count
+            first += count
+        if not shape.prefills:
+            return
         ids[first:] = 0
         positions[first:] = 0
         kv_slots[:, first:] = self._trash(shape.tokens - first)
-        if shape.prefills:
-            # Padding rows have no query and no key: the running sums stand still.
-            for name, sizes in (("cu_query", [r.count for r in rows]), ("cu_kv", [r.start + r.count for r in rows])):
-                views[name][0] = 0
-                np.cumsum(sizes, out=views[name][1 : len(rows) + 1])
-                views[name][len(rows) + 1 :] = views[name][len(rows)]
+        # Padding rows have no query and no key: the running sums stand still.
+        chunks = len(rows) - singles
+        for name, sizes in (("cu_query", rows.counts[singles:]), ("cu_kv", rows.ends[singles:])):
+            views[name][0] = 0
+            np.cumsum(sizes, out=views[name][1 : chunks + 1])
+            views[name][chunks + 1 :] = views[name][chunks]
 
     def _trash(self, count: int) -> np.ndarray:
         """Places in the trash block for padding tokens."""

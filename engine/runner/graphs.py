@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -19,7 +18,7 @@ import torch
 from engine.attention import AttentionMetadata, GroupTables
 from engine.runner.batch import StepShape
 from engine.runner.buckets import StepBuckets
-from engine.scheduler import ScheduledRow
+from engine.scheduler import StepRows
 
 logger = logging.getLogger(__name__)
 
@@ -31,7 +30,7 @@ class StepRunner(Protocol):
     windows: list[int | None]
 
     def upload(
-        self, shape: StepShape, rows: Sequence[ScheduledRow], target: torch.Tensor | None = None
+        self, shape: StepShape, rows: StepRows, target: torch.Tensor | None = None
     ) -> dict[str, torch.Tensor]: ...
 
     def group_tables(self, views: dict[str, torch.Tensor]) -> tuple[GroupTables, ...]: ...
@@ -89,7 +88,7 @@ class StepGraphs:
 
     def _capture(self, shape: StepShape, inputs: torch.Tensor, pool: Any) -> CapturedStep:
         runner = self._runner
-        views = runner.upload(shape, (), inputs)  # padding rows only
+        views = runner.upload(shape, StepRows.none(), inputs)  # padding rows only
 
         def forward() -> torch.Tensor:
             metadata = AttentionMetadata(

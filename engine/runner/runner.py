@@ -13,6 +13,7 @@ import torch
 from engine.attention import BACKENDS, AttentionMetadata, GroupTables
 from engine.model_shape import ModelShape
 from engine.models import BridgedModel, Executor, FusedDecoder
+from engine.requests import Request
 from engine.resolution import ResolvedConfig
 from engine.runner.batch import BatchState, StepShape
 from engine.runner.buckets import StepBuckets
@@ -20,7 +21,8 @@ from engine.runner.graphs import StepGraphs
 from engine.runner.host_blocks import HostStore, Transfer
 from engine.runner.kv_tensors import allocate_kv
 from engine.sampling import Choice, Sampler
-from engine.scheduler import ScheduledRow, StepPlan
+from engine.sampling.logprobs import TopTokens
+from engine.scheduler import StepPlan, StepRows
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +37,7 @@ class LaunchedStep:
         replayed: whether a CUDA graph was replayed.
     """
 
-    rows: tuple[ScheduledRow, ...]
+    rows: StepRows
     choice: Choice
     event: Any
     padded_rows: int
@@ -43,11 +45,29 @@ class LaunchedStep:
     decode_kernel_rows: int
     replayed: bool
 
-    def wait(self) -> tuple[list[int], list[Any], list[Any]]:
-        """Tokens, log probabilities and most likely tokens of the rows, waiting for the device if need be."""
+    def wait(self) -> tuple[np.ndarray, Sequence[float] | None, Sequence[TopTokens | None] | None]:
+        """Tokens, log probabilities and most likely tokens of the rows (None where not asked for), waiting for the
+        device if need be."""
         if self.event is not None:
             self.event.synchronize()
-        return self.choice.to_lists()
+        tokens = self.choice.tokens.numpy()
+        if self.choice.logprobs is None:
+            return tokens, None, None
+        _, logprobs, tops = self.choice.to_lists()
+        return tokens, [p for p in logprobs if p is not None], tops if self.choice.top_counts else None
+
+
+class RowTables(Sequence[Sequence[int]]):
+    """One layer group's block tables by row, looked up where they are."""
+
+    def __init__(self, requests: Sequence[Request], group: int) -> None:
+        self._requests, self._group = requests, group
+
+    def __len__(self) -> int:
+        return len(self._requests)
+
+    def __getitem__(self, row: Any) -> Any:
+        return self._requests[row].tables[self._group]
 
 
 class _Staging:
@@ -139,14 +159,10 @@ class ModelRunner:
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> LaunchedStep:
         """Start a planned step. On a GPU this returns before the step has run."""
-        rows = sorted(plan.rows, key=lambda row: row.count > 1)  # stable: decode rows first
-        sampled = tuple(row for row in rows if row.samples)
+        rows, sampled = plan.rows, plan.rows.sampled()
         width = self.batch.follow(rows)
-        decodes = sum(row.count == 1 for row in rows)
-        tokens = sum(row.count for row in rows)
-        shape = StepShape(
-            decodes, len(rows) - decodes, tokens - decodes, max(len(sampled), 1), width, len(self.windows)
-        )
+        tokens, decodes, samples = int(rows.counts.sum()), rows.num_single, len(sampled)
+        shape = StepShape(decodes, len(rows) - decodes, tokens - decodes, max(samples, 1), width, len(self.windows))
         captured = None if self.graphs is None else self.graphs.find(shape)
         if captured is not None:
             views = self.upload(captured.shape, rows, captured.inputs)
@@ -156,7 +172,6 @@ class ModelRunner:
             views = self.upload(shape, rows)
             logits = self.forward(shape, views, self._metadata(shape, views, rows))
             padded = 0
-        samples = len(sampled)
         choice = self._choose(logits[:samples], sampled, views["sample_slots"][:samples])
         if plan.copies:
             self.copy_blocks(plan.copies)
@@ -169,22 +184,21 @@ class ModelRunner:
             replayed=captured is not None,
         )
 
-    def _metadata(
-        self, shape: StepShape, views: dict[str, torch.Tensor], rows: Sequence[ScheduledRow]
-    ) -> AttentionMetadata:
+    def _metadata(self, shape: StepShape, views: dict[str, torch.Tensor], rows: StepRows) -> AttentionMetadata:
         """Attention metadata of a step that is launched kernel by kernel."""
-        prefills = rows[shape.decodes :]
+        prefills = rows.counts[shape.decodes :].tolist()
+        lengths = rows.ends.tolist()
         return AttentionMetadata(
             num_decode=shape.decodes,
             kv_lengths=views["kv_lengths"],
             groups=self.group_tables(views),
             cu_query=views["cu_query"] if prefills else None,
             cu_kv=views["cu_kv"] if prefills else None,
-            max_query=max((row.count for row in prefills), default=0),
-            max_kv=max((row.start + row.count for row in prefills), default=0),
-            host_kv_lengths=[row.start + row.count for row in rows],
-            host_query_lengths=[row.count for row in prefills],
-            host_tables=tuple([row.request.tables[g] for row in rows] for g in range(len(self.windows))),
+            max_query=max(prefills, default=0),
+            max_kv=max(lengths[shape.decodes :], default=0),
+            host_kv_lengths=lengths,
+            host_query_lengths=prefills,
+            host_tables=tuple(RowTables(rows.requests, group) for group in range(len(self.windows))),
         )
 
     def forward(self, shape: StepShape, views: dict[str, torch.Tensor], metadata: AttentionMetadata) -> torch.Tensor:
@@ -234,9 +248,7 @@ class ModelRunner:
         kv_slots = views["kv_slots"].long()
         return tuple(GroupTables(views["tables"][g], kv_slots[g], window) for g, window in enumerate(self.windows))
 
-    def upload(
-        self, shape: StepShape, rows: Sequence[ScheduledRow], target: torch.Tensor | None = None
-    ) -> dict[str, torch.Tensor]:
+    def upload(self, shape: StepShape, rows: StepRows, target: torch.Tensor | None = None) -> dict[str, torch.Tensor]:
         """Pack a step's inputs and bring them to the device, into ``target`` if given."""
         if self._staging is None:
             host = np.empty(shape.size, dtype=np.int32)
@@ -250,11 +262,10 @@ class ModelRunner:
         self._staging.copied()
         return shape.carve(target)
 
-    def _choose(self, logits: torch.Tensor, rows: Sequence[ScheduledRow], slots: torch.Tensor) -> Choice:
-        if not rows:
+    def _choose(self, logits: torch.Tensor, rows: StepRows, slots: torch.Tensor) -> Choice:
+        if not len(rows):
             return Choice(torch.empty(0, dtype=torch.int64))
-        ends = [row.start + row.count for row in rows]
-        choice = self.sampler.choose(logits, [row.request for row in rows], ends, self.last_token)
+        choice = self.sampler.choose(logits, rows.requests, rows.ends.tolist(), self.last_token)
         self.last_token[slots.long()] = choice.tokens.int()
         return choice
 

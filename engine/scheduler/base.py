@@ -1,19 +1,26 @@
 """Who computes how many tokens in the next step.
 
-Pure Python over requests and block accounting: no torch, no clock. The engine's loop and the simulator drive this very
-class.
+Requests, arrays of counters and block accounting: no torch, no clock. The engine's loop and the simulator drive this
+very class.
 """
 
 from __future__ import annotations
 
+import sys
 from collections import OrderedDict
-from collections.abc import Collection
-from dataclasses import dataclass, field
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from enum import Enum, auto
+from itertools import compress
 from typing import ClassVar
+
+import numpy as np
 
 from engine.cache import BlockPairs, HostBlocks, PagedCache
 from engine.requests import Request, RequestStatus
+from engine.sampling.logprobs import TopTokens
+from engine.scheduler.plan import IN_FLIGHT, Collected, ScheduledRow, StepPlan, StepRows
+from engine.scheduler.slots import NEVER, RunningSlots
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,61 +38,7 @@ class SchedulerLimits:
     safety_margin: float
 
 
-@dataclass(slots=True)
-class ScheduledRow:
-    """One request's part in a step: positions ``start`` … ``start + count - 1`` are computed; ``samples`` if its next
-    token is chosen from the last of them."""
-
-    request: Request
-    start: int
-    count: int
-    samples: bool
-
-    @property
-    def is_decode(self) -> bool:
-        """Whether all it computes is the newest generated token."""
-        return self.count == 1 and self.start >= self.request.num_prompt
-
-
-@dataclass(slots=True)
-class StepPlan:
-    """What one forward pass computes, and what was decided on the way.
-
-    Attributes:
-        num_allocated_blocks, num_evicted_blocks: blocks given out, and those of them whose cached prefix was given up.
-        admitted: requests that left the queue for the first time.
-        copies: (from, to) blocks to copy once the step is computed.
-        offloads: (device block, host block) to copy before the step is computed, also if it has no rows.
-        restores: (host block, device block) to copy after those, and before the step is computed.
-        num_offloaded, num_restored: requests that these belong to.
-        offloaded_tokens: computed positions that left the device.
-        forked: children that took over their parent's blocks.
-        prefix_query_tokens, prefix_hit_tokens: of the requests that left the queue, known tokens and how many of them
-            the prefix cache held.
-    """
-
-    rows: list[ScheduledRow]
-    num_preempted: int = 0
-    num_running: int = 0
-    num_waiting: int = 0
-    num_available_blocks: int = 0
-    num_allocated_blocks: int = 0
-    num_evicted_blocks: int = 0
-    admission_held: bool = False
-    prefix_query_tokens: int = 0
-    prefix_hit_tokens: int = 0
-    admitted: list[Request] = field(default_factory=list)
-    copies: BlockPairs = field(default_factory=list)
-    forked: list[Request] = field(default_factory=list)
-    offloads: BlockPairs = field(default_factory=list)
-    restores: BlockPairs = field(default_factory=list)
-    num_offloaded: int = 0
-    num_restored: int = 0
-    offloaded_tokens: int = 0
-
-    @property
-    def num_forked(self) -> int:
-        return len(self.forked)
+_NO_SLOTS = np.empty(0, dtype=np.int64)
 
 
 class Phase(Enum):
@@ -118,12 +71,13 @@ class Scheduler:
         self.waiting: OrderedDict[str, Request] = OrderedDict()
         self.running: OrderedDict[str, Request] = OrderedDict()
         self.preemptions = 0
+        self.slots = RunningSlots(limits.max_requests)
         self._num_held = 0  # children that wait for their parent
-        self._free_slots = list(range(limits.max_requests - 1, -1, -1))
         # State of the step being planned:
-        self._rows: dict[str, ScheduledRow] = {}
+        self._decodes = _NO_SLOTS  # slots that compute their newest token
+        self._chunks: dict[str, tuple[Request, int]] = {}  # prefilling requests, and how many tokens they compute
         self._budget = 0
-        self._plan = StepPlan([])
+        self._plan = StepPlan()
         self._restored: dict[str, BlockPairs] = {}
 
     @property
@@ -158,29 +112,23 @@ class Scheduler:
 
         An empty plan means that nothing can run before a launched step is collected (or that there is nothing to do).
         """
-        self._rows, self._budget, self._plan = {}, max_tokens or self.limits.max_batch_tokens, StepPlan([])
-        self._restored = {}
+        self._decodes, self._chunks, self._restored = _NO_SLOTS, {}, {}
+        self._budget, self._plan = max_tokens or self.limits.max_batch_tokens, StepPlan()
         allocations, evictions = self.cache.pool.allocations, self.cache.pool.evictions
         for phase in self.phases:
-            if phase is not Phase.ADMIT:
-                self._continue_running(phase is Phase.DECODE, only)
-            elif only is None:
-                self._admit()
+            match phase:
+                case Phase.DECODE:
+                    self._continue_decodes(only)
+                case Phase.PREFILL:
+                    self._continue_prefills(only)
+                case Phase.ADMIT if only is None:
+                    self._admit()
         plan = self._plan
         for request_id, pairs in self._restored.items():
             plan.restores += pairs
             plan.num_restored += 1
             self.host.release(self.running[request_id])
-        for row in self._rows.values():
-            request = row.request
-            request.num_computed += row.count
-            row.samples = request.num_computed == request.num_tokens
-            if row.samples:
-                request.num_in_flight += 1
-                request.status = RequestStatus.DECODING
-                if request.children:
-                    self._fork(request)
-            plan.rows.append(row)
+        plan.rows = self._commit()
         plan.num_running, plan.num_waiting = len(self.running), len(self.waiting) + self._num_held
         plan.num_available_blocks = self.cache.pool.num_available
         plan.num_allocated_blocks = self.cache.pool.allocations - allocations
@@ -195,29 +143,119 @@ class Scheduler:
             self._vacate(child)
             child.num_computed, child.status = 0, RequestStatus.PENDING
         self._queue_children(plan.forked)
-        for row in plan.rows:
-            request = row.request
-            request.num_computed -= row.count
-            if row.samples:
-                request.num_in_flight -= 1
-                if not row.is_decode:
-                    request.status = RequestStatus.PREFILLING
+        rows = plan.rows
+        self.slots.num_computed[rows.slots] -= rows.counts
+        self.slots.num_in_flight[rows.slots] -= rows.samples
+        for row in rows:
+            if row.samples and not row.is_decode:
+                self.slots.set_status(row.request, RequestStatus.PREFILLING)
 
-    def _continue_running(self, decoding: bool, only: Collection[str] | None) -> None:
-        for request in list(self.running.values()):
+    def collect(
+        self,
+        rows: StepRows,
+        tokens: np.ndarray,
+        now: float,
+        logprobs: Sequence[float] | None = None,
+        tops: Sequence[TopTokens | None] | None = None,
+    ) -> Collected:
+        """Give the requests the tokens that a step has chosen, and offer pages that they fill to the prefix cache.
+
+        Args:
+            rows: the step's sampled rows.
+            tokens: [rows] ids.
+            now: seconds, for the requests that note when their tokens come.
+            logprobs, tops: by row, log probabilities and most likely tokens; None if nobody asked.
+        """
+        stays = self.slots.tenancy[rows.slots] == rows.tenancies
+        collected = Collected()
+        if not stays.all():  # some do not run any more: they are over, or were preempted and wait for this token
+            for row in np.flatnonzero(~stays).tolist():
+                request = rows.requests[row]
+                request.num_in_flight -= 1
+                if request.is_over:  # a wasted row, never an extra token
+                    continue
+                logprob, top = None if logprobs is None else logprobs[row], None if tops is None else tops[row]
+                request.append(int(tokens[row]), now, logprob, top)
+                if collected.asks(request) or request.streaming:
+                    collected.heard.append(request)
+            kept = np.flatnonzero(stays)
+            rows, tokens = rows.pick(kept), tokens[kept]
+            logprobs = None if logprobs is None else [logprobs[row] for row in kept.tolist()]
+            tops = None if tops is None else [tops[row] for row in kept.tolist()]
+        told = self.slots.streaming[rows.slots]
+        for row in np.flatnonzero(self.slots.append(rows, tokens, now, logprobs, tops)).tolist():
+            told[row] |= collected.asks(rows.requests[row])
+        for row in self.slots.to_register(rows.slots).tolist():
+            self.cache.register(rows.requests[row])
+            self._note_registered(rows.requests[row])
+        collected.heard.extend(compress(rows.requests, told.tolist()))
+        return collected
+
+    def _continue_decodes(self, only: Collection[str] | None) -> None:
+        ready = self.slots.ready()
+        if only is not None:
+            ready = ready[[request.request_id in only for request in self.slots.requests(ready)]]
+        while len(ready) and self._budget:
+            rows, ready = ready[: self._budget], ready[self._budget :]
+            preemptions = self.preemptions
+            begin = self.slots.num_computed[rows] >= self.slots.settled_until[rows]
+            for slot in rows[begin].tolist():
+                request = self.slots.owners[slot]
+                if request is not None:  # not preempted by an older one a moment ago
+                    self._make_room(request, request.num_computed + 1)
+            if self.preemptions > preemptions:
+                rows, ready = rows[self.slots.decoding[rows]], ready[self.slots.decoding[ready]]
+            self._decodes = np.concatenate((self._decodes, rows))
+            self._budget -= len(rows)
+
+    def _continue_prefills(self, only: Collection[str] | None) -> None:
+        for request in self.slots.prefilling():
             if self._budget == 0:
                 return
             if only is not None and request.request_id not in only:
                 continue
-            if (request.status is RequestStatus.DECODING) is not decoding:
-                continue
             if request.request_id not in self.running:  # preempted by an older one a moment ago
                 continue
             needs = min(request.needs, self._budget)
-            if needs == 0 or (not decoding and self._margin_holds()):
+            if needs == 0 or self._margin_holds():
                 continue
             if self._make_room(request, request.num_computed + needs):
                 self._take(request, needs)
+
+    def _commit(self) -> StepRows:
+        """Let the counters run ahead to what is planned, and put the rows in order."""
+        slots, decodes = self.slots, self._decodes
+        starts = slots.num_computed[decodes]
+        ids = np.where(slots.num_in_flight[decodes] > 0, IN_FLIGHT, slots.newest[decodes])
+        slots.num_computed[decodes] += 1
+        slots.num_in_flight[decodes] += 1
+        requests = slots.requests(decodes)
+        count = len(requests)
+        rows = StepRows(
+            requests,
+            decodes,
+            slots.tenancy[decodes],
+            slots.pages[decodes],
+            starts,
+            np.ones(count, dtype=np.int64),
+            np.ones(count, dtype=bool),
+            ids,
+            count,
+            int((starts >= slots.num_prompt[decodes]).sum()),
+        )
+        chunks = [self._commit_chunk(request, count) for request, count in self._chunks.values()]
+        return rows.followed_by(StepRows.of(chunks)) if chunks else rows
+
+    def _commit_chunk(self, request: Request, count: int) -> ScheduledRow:
+        start = request.num_computed
+        request.num_computed = start + count
+        samples = request.num_computed == request.num_tokens
+        if samples:
+            request.num_in_flight += 1
+            self.slots.set_status(request, RequestStatus.DECODING)
+            if request.children:
+                self._fork(request)
+        return ScheduledRow(request, start, count, samples)
 
     def _admit(self) -> None:
         if self._plan.num_preempted:  # its blocks are for those it gave way to
@@ -238,9 +276,9 @@ class Scheduler:
                 return
             del self.waiting[request.request_id]
             self.running[request.request_id] = request
-            request.slot = self._free_slots.pop()
             request.num_computed = start
             request.status = RequestStatus.PREFILLING
+            self._occupy(request)
             if kept:
                 self._restored[request.request_id] = restores
             elif self.cache.share_prefixes:
@@ -266,9 +304,9 @@ class Scheduler:
                 self._queue_children(children[i:])
                 return
             self.running[child.request_id] = child
-            child.slot = self._free_slots.pop()
             child.num_computed = child.cached_tokens = parent.num_prompt - 1
             child.status = RequestStatus.DECODING
+            self._occupy(child)
             self._plan.admitted.append(child)
             self._plan.copies += copies
             self._plan.forked.append(child)
@@ -287,14 +325,14 @@ class Scheduler:
             self.waiting.move_to_end(child.request_id, last=False)
 
     def _take(self, request: Request, count: int) -> None:
-        self._rows[request.request_id] = ScheduledRow(request, request.num_computed, count, False)
+        self._chunks[request.request_id] = (request, count)
         self._budget -= count
 
     def _margin_holds(self) -> bool:
         """Whether the safety margin stops prefills now. Never when nothing decodes: then waiting would not help."""
         if self.cache.free_fraction >= self.limits.safety_margin:
             return False
-        if not any(r.status is RequestStatus.DECODING for r in self.running.values()):
+        if not self.slots.decoding.any():
             return False
         self._plan.admission_held = True
         return True
@@ -306,12 +344,14 @@ class Scheduler:
             self._preempt(victim)
             if victim is request:
                 return False
+        self.slots.note_tables(request, self.cache.settled_until(request))
         return True
 
     def _preempt(self, request: Request) -> None:
-        row = self._rows.pop(request.request_id, None)
-        if row is not None:
-            self._budget += row.count
+        _, count = self._chunks.pop(request.request_id, (None, 0))
+        others = self._decodes[self._decodes != request.slot]
+        self._budget += count + len(self._decodes) - len(others)
+        self._decodes = others
         del self.running[request.request_id]
         request.num_lost = request.num_computed
         request.num_computed = self._keep_on_host(request)
@@ -340,24 +380,40 @@ class Scheduler:
         """After a weight update: what was computed so far is never offered to others, and what is kept on the host is
         given up, to be computed again with the new weights."""
         self.cache.forget_prefixes(self.running.values())
+        for request in self.running.values():
+            self._note_registered(request)
         for request in self.waiting.values():
             self.host.release(request)
             request.num_computed = 0
 
+    def _occupy(self, request: Request) -> None:
+        """Give an opened request a slot."""
+        self.slots.occupy(request)
+        self._note_registered(request)
+
+    def _note_registered(self, request: Request) -> None:
+        if self.cache.share_prefixes:
+            self.slots.note_registered(request, self.cache.layout.page_size)
+
     def _vacate(self, request: Request) -> None:
         self.cache.close(request)
-        self._free_slots.append(request.slot)
-        request.slot = -1
+        self.slots.vacate(request)
 
     def check(self) -> None:
         """Raise RuntimeError if blocks, slots or counters are inconsistent."""
-        self.cache.check(self.running.values())
-        slots = [r.slot for r in self.running.values()] + self._free_slots
-        if sorted(slots) != list(range(self.limits.max_requests)):
-            raise RuntimeError("slots are lost or shared")
-        for request in self.running.values():
+        running = list(self.running.values())
+        self.cache.check(running)
+        self.slots.check(running)
+        for request in running:
             if not 0 <= request.num_computed <= request.num_tokens or request.num_in_flight < 0:
                 raise RuntimeError(f"request {request.request_id!r} has impossible counters")
+            if request.status is RequestStatus.DECODING and request.num_tokens - request.num_computed > 1:
+                raise RuntimeError(f"request {request.request_id!r} decodes and lacks more than its newest token")
+            if self.slots.settled_until[request.slot] > self.cache.settled_until(request):
+                raise RuntimeError(f"request {request.request_id!r} would outgrow its block tables unnoticed")
+            due = request.num_registered if self.cache.share_prefixes else sys.maxsize
+            if self.slots.register_at[request.slot] != min((due + 1) * self.cache.layout.page_size, NEVER):
+                raise RuntimeError(f"request {request.request_id!r} would fill pages that the prefix cache misses")
         self.host.check(self.waiting.values())
         for request in self.waiting.values():
             if request.num_computed != self.host.kept_tokens(request):

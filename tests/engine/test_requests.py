@@ -24,14 +24,18 @@ def test_statuses_equal_those_of_transformers() -> None:
 def test_a_snapshot_stays_as_it_was(make_request: Make) -> None:
     request = make_request([1, 2, 3], 3, record_timestamps=True)
     request.status = RequestStatus.DECODING
-    assert request.append(7, -0.5) is False
+    request.append(7, 1.0, -0.5)
+    assert not request.comes_to_its_end()
     first = GenerationOutput(request)
-    request.append(8, -0.25)
-    assert request.append(9, -0.125) is True
+    request.append(8, 2.0, -0.25)
+    request.append(9, 3.0, -0.125)
+    assert request.comes_to_its_end()
     request.end(RequestStatus.FINISHED)
     last = GenerationOutput(request)
     assert (first.generated_tokens, first.logprobs, first.status) == ([7], [-0.5], RequestStatus.DECODING)
-    assert len(first.timestamps or []) == first.num_generated == 1
+    assert first.timestamps == [1.0]
+    assert last.timestamps == [1.0, 2.0, 3.0]
+    assert (first.finish_reason, first.error, first.lifespan[1]) == (None, None, -1.0), "it was not over then"
     assert not first.is_finished()
     assert (last.generated_tokens, last.logprobs) == ([7, 8, 9], [-0.5, -0.25, -0.125])
     assert last.tokens_since(1) == [8, 9]
@@ -51,8 +55,10 @@ def test_eos_is_kept_and_is_a_stop_even_as_the_last_allowed_token(make_request: 
     """B18: EOS on the last allowed token is a stop."""
     request = make_request([1], 2)
     request.eos_token_ids = frozenset({5})
-    assert request.append(4, None) is False
-    assert request.append(5, None) is True
+    request.append(4, 1.0)
+    assert not request.comes_to_its_end()
+    request.append(5, 2.0)
+    assert request.comes_to_its_end()
     assert request.finish_reason is FinishReason.STOP
     assert request.num_generated == 2
 

@@ -67,13 +67,13 @@ def test_deliveries_notice_repeats_gaps_and_second_ends(make_request: Any) -> No
     request = make_request([1, 2], 3, request_id="a", streaming=True)
     deliveries.expect("a", wish)
 
-    request.append(7, None)
+    request.append(7, 0.0)
     deliveries.take(GenerationOutput(request))
     assert deliveries.violations == []
     deliveries.take(GenerationOutput(request))
     assert "streamed length 1 after 1" in deliveries.violations[-1]
-    request.append(8, None)
-    request.append(9, None)
+    request.append(8, 0.0)
+    request.append(9, 0.0)
     request.end(RequestStatus.FINISHED)
     deliveries.take(GenerationOutput(request))
     assert "streamed length 3 after 1" in deliveries.violations[-1]

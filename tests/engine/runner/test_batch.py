@@ -2,29 +2,46 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 
 import numpy as np
 
 from engine.cache import CacheLayout
 from engine.requests import Request
-from engine.runner.batch import IN_FLIGHT, BatchState, StepShape
-from engine.scheduler import ScheduledRow
+from engine.runner.batch import BatchState, StepShape
+from engine.scheduler import IN_FLIGHT, RunningSlots, ScheduledRow, StepRows
 
 Make = Callable[..., Request]
 
 
 def row(request: Request, slot: int, table: list[int], start: int, count: int, samples: bool = True) -> ScheduledRow:
     if request.slot < 0:
-        request.slot, request.tables = slot, (table,)
+        request.tables = (table,)
+        run(request, slot)
     return ScheduledRow(request, start, count, samples)
+
+
+def run(request: Request, slot: int) -> None:
+    """Let it run in a slot, as if it alone did."""
+    slots = RunningSlots(slot + 1)
+    slots._free = [slot]
+    slots._stays = next(STAYS)
+    slots.occupy(request)
+
+
+STAYS = itertools.count()
 
 
 def filled(state: BatchState, rows: list[ScheduledRow], shape: StepShape) -> dict[str, np.ndarray]:
     views = shape.carve(np.full(shape.size, -99, dtype=np.int32))
-    assert state.fill(shape, views, rows) == sum(r.samples for r in rows)
+    state.fill(shape, views, StepRows.of(rows))
     assert all((view != -99).all() for view in views.values()), "every place of the buffer is written"
     return views
+
+
+def follow(state: BatchState, rows: list[ScheduledRow]) -> int:
+    return state.follow(StepRows.of(rows))
 
 
 def test_sections_fill_the_buffer_without_gaps() -> None:
@@ -46,7 +63,7 @@ def test_padding_rows_touch_the_trash_block_only(make_request: Make) -> None:
         row(make_request(range(3)), 4, [1], 2, 1, samples=False),
         row(make_request(range(9)), 2, [5, 7, 2], 8, 1),
     ]
-    width = state.follow(rows)
+    width = follow(state, rows)
     assert width == 3
     views = filled(state, rows, StepShape(8, 0, 0, 8, 8, 1))
 
@@ -65,9 +82,10 @@ def test_padding_is_the_same_with_several_groups(make_request: Make) -> None:
     """B24, for a hybrid model."""
     state = BatchState(CacheLayout.build([4, None], 4, 2, 8, 4), max_requests=2)
     request = make_request(range(9))
-    request.slot, request.tables = 1, ([0, 6, 8], [1, 2, 3])
+    request.tables = ([0, 6, 8], [1, 2, 3])
+    run(request, 1)
     rows = [ScheduledRow(request, 8, 1, True)]
-    state.follow(rows)
+    follow(state, rows)
     views = filled(state, rows, StepShape(4, 0, 0, 4, 3, 2))
     assert views["kv_slots"][:, 0].tolist() == [8 * 4, 3 * 4]
     assert (views["kv_slots"][:, 1:] < 4).all()
@@ -83,7 +101,7 @@ def test_a_mixed_step(make_request: Make) -> None:
         row(make_request(range(20, 30)), 3, [4, 1, 6], 3, 4, samples=False),  # positions 3-6
         row(make_request(range(40, 43)), 0, [5], 0, 3),
     ]
-    state.follow(rows)
+    follow(state, rows)
     views = filled(state, rows, StepShape(1, 2, 7, 2, 3, 1))
     assert views["ids"].tolist() == [12, 23, 24, 25, 26, 40, 41, 42]
     assert views["positions"].tolist() == [2, 3, 4, 5, 6, 0, 1, 2]
@@ -104,7 +122,7 @@ def test_a_mixed_step_padded_to_a_captured_one(make_request: Make) -> None:
         row(make_request(range(20, 30)), 3, [4, 1, 6], 3, 4, samples=False),  # positions 3-6
         row(make_request(range(40, 43)), 0, [5], 0, 3),
     ]
-    state.follow(rows)
+    follow(state, rows)
     views = filled(state, rows, StepShape(decodes=3, prefills=4, prefill_tokens=10, samples=7, width=5, groups=1))
     assert views["ids"].tolist() == [12, 0, 0, 23, 24, 25, 26, 40, 41, 42, 0, 0, 0]
     assert views["positions"].tolist() == [2, 0, 0, 3, 4, 5, 6, 0, 1, 2, 0, 0, 0]
@@ -125,16 +143,16 @@ def test_a_token_still_on_the_device_is_named_by_a_mark(make_request: Make) -> N
     request = make_request(range(3))
     request.num_in_flight = 1
     rows = [row(request, 0, [1], 3, 1)]
-    state.follow(rows)
+    follow(state, rows)
     assert filled(state, rows, StepShape(1, 0, 0, 1, 1, 1))["ids"].tolist() == [IN_FLIGHT]
 
 
 def test_a_new_owner_of_a_slot_brings_its_own_table(make_request: Make) -> None:
     state = BatchState(CacheLayout.build([None], 4, 2, 8, 4), max_requests=1)
     first, second = make_request(range(9)), make_request(range(5))
-    state.follow([row(first, 0, [7, 8, 9], 8, 1)])
+    follow(state, [row(first, 0, [7, 8, 9], 8, 1)])
     rows = [row(second, 0, [3, 4], 4, 1)]
-    assert state.follow(rows) == 2
+    assert follow(state, rows) == 2
     views = filled(state, rows, StepShape(1, 0, 0, 1, 2, 1))
     assert views["tables"][0].tolist() == [[3, 4]]
     assert views["kv_slots"].tolist() == [[16]]
@@ -146,6 +164,6 @@ def test_tables_widen_as_sequences_grow(make_request: Make) -> None:
     for pages in range(1, 51):
         table[:] = range(1, pages + 1)
         rows = [row(request, 0, table, 4 * pages - 1, 1)]
-        assert state.follow(rows) == pages
+        assert follow(state, rows) == pages
     views = filled(state, rows, StepShape(1, 0, 0, 1, 50, 1))
     assert views["tables"][0, 0].tolist() == list(range(1, 51))

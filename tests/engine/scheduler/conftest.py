@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 
+import numpy as np
 import pytest
 
 from engine.cache import TRASH_BLOCK, CacheLayout, PagedCache
@@ -50,6 +51,7 @@ class Driver:
         self.plans: list[StepPlan] = []
         self.counts: list[dict[str, int]] = []
         self.finished: list[str] = []
+        self.heard: list[tuple[str, int]] = []  # whose consumers were told, and of how many tokens
         self._launched: deque[StepPlan] = deque()
         self._memory: dict[tuple[int, int], Content] = {}
         self._host: dict[tuple[int, int], Content] = {}
@@ -115,19 +117,16 @@ class Driver:
         _copy(self._memory, self._memory, plan.copies, page)
 
     def _collect(self, plan: StepPlan) -> None:
-        for row in plan.rows:
-            request = row.request
-            if not row.samples:
-                continue
-            request.num_in_flight -= 1
-            if request.is_over:
-                continue
-            over = request.append(self._sequences[request.request_id][len(request.tokens)], None)
-            self.cache.register(request)
-            if over:
-                self.scheduler.remove(request)
-                request.end(RequestStatus.FINISHED)
-                self.finished.append(request.request_id)
+        rows = plan.rows.sampled()
+        # What is on its way for a request that is over may lie behind its last token: any id will do.
+        padded = [(self._sequences[r.request_id] + [0], len(r.tokens)) for r in rows.requests]
+        tokens = np.array([ids[known] for ids, known in padded], dtype=np.int64)
+        collected = self.scheduler.collect(rows, tokens, now=float(len(self.plans)))
+        for request in collected.ended:
+            self.scheduler.remove(request)
+            request.end(RequestStatus.FINISHED)
+            self.finished.append(request.request_id)
+        self.heard += [(r.request_id, len(r.tokens) - r.num_prompt) for r in collected.heard]
 
 
 def _copy(

@@ -100,7 +100,7 @@ def test_every_request_that_fits_alone_finishes_within_all_budgets(
     assert first == sorted(first, key=lambda name: int(name[1:])), "requests start in order of arrival"
     assert len(set(first)) == len(first)
     assert d.cache.pool.num_available == options["num_blocks"], "blocks leaked"
-    assert len(d.scheduler._free_slots) == options["max_requests"]
+    assert d.scheduler.slots.num_free == options["max_requests"]
     assert d.scheduler.host.num_free == options["num_host_blocks"], "host blocks leaked"
     if options["num_host_blocks"] == 200:  # more than nine requests can fill
         assert all(r.recomputed_tokens == 0 for r in requests)
