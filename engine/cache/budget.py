@@ -53,8 +53,9 @@ def activation_bytes(shape: ModelShape, max_batch_tokens: int, max_requests: int
 
 
 def step_buffer_bytes(num_groups: int, max_batch_tokens: int, max_requests: int, pages: int) -> int:
-    """Bytes of one step's packed int32 inputs (ids, positions, cache slots, block tables)."""
-    return 4 * (max_batch_tokens * (2 + num_groups) + max_requests * (3 + num_groups * pages))
+    """Bytes of one step's packed inputs: ids, positions, lengths and block tables of 4 bytes, cache slots and rows of
+    8."""
+    return 4 * (max_batch_tokens * (2 + 2 * num_groups) + max_requests * (9 + num_groups * pages))
 
 
 def available_ram() -> int | None:

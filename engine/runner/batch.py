@@ -12,6 +12,7 @@ from math import prod
 from typing import Any
 
 import numpy as np
+import torch
 
 from engine.cache import CacheLayout
 from engine.scheduler import StepRows
@@ -45,41 +46,52 @@ class StepShape:
     def tokens(self) -> int:
         return self.decodes + self.prefill_tokens
 
-    def sections(self) -> tuple[tuple[str, tuple[int, ...]], ...]:
-        """Name and shape of each section of the packed buffer, in order."""
+    def indices(self) -> tuple[tuple[str, tuple[int, ...]], ...]:
+        """Name and shape of each section of int64, what tensors are indexed with: no kernel has to widen them."""
+        return (
+            ("kv_slots", (self.groups, self.tokens)),
+            ("slots", (self.rows,)),
+            ("sample_index", (self.samples,)),
+            ("sample_slots", (self.samples,)),
+        )
+
+    def numbers(self) -> tuple[tuple[str, tuple[int, ...]], ...]:
+        """Name and shape of each section of int32, behind those."""
         ends = self.prefills + 1 if self.prefills else 0
         return (
             ("ids", (self.tokens,)),
             ("positions", (self.tokens,)),
-            ("kv_slots", (self.groups, self.tokens)),
-            ("slots", (self.rows,)),
             ("kv_lengths", (self.rows,)),
             ("tables", (self.groups, self.rows, self.width)),
             ("cu_query", (ends,)),
             ("cu_kv", (ends,)),
-            ("sample_index", (self.samples,)),
-            ("sample_slots", (self.samples,)),
         )
 
     @property
     def size(self) -> int:
         """int32 elements of the whole buffer."""
-        return _places(self)[1]
+        return _places(self)[-1][1].stop
 
     def carve(self, buffer: Any) -> dict[str, Any]:
-        """Views of the sections of a flat int32 buffer (numpy array or tensor)."""
-        return {name: buffer[place].reshape(extents) for name, place, extents in _places(self)[0]}
+        """Views of the sections of a flat int32 buffer (numpy array or tensor) that begins at a multiple of 8 bytes."""
+        index = torch.int64 if isinstance(buffer, torch.Tensor) else np.int64
+        return {
+            name: (buffer[place].view(index) if is_index else buffer[place]).reshape(extents)
+            for name, place, extents, is_index in _places(self)
+        }
 
 
 @lru_cache(maxsize=1024)
-def _places(shape: StepShape) -> tuple[tuple[tuple[str, slice, tuple[int, ...]], ...], int]:
-    """Name, place in the flat buffer and extents of each section, and the buffer's size. Most steps have the shape of
-    the one before."""
+def _places(shape: StepShape) -> tuple[tuple[str, slice, tuple[int, ...], bool], ...]:
+    """Name, place in the flat buffer, extents and whether it is of int64, by section. Most steps have the shape of the
+    one before."""
     places, start = [], 0
-    for name, extents in shape.sections():
-        places.append((name, slice(start, start + prod(extents)), extents))
-        start += prod(extents)
-    return tuple(places), start
+    for sections, width in ((shape.indices(), 2), (shape.numbers(), 1)):
+        for name, extents in sections:
+            end = start + width * prod(extents)
+            places.append((name, slice(start, end), extents, width == 2))
+            start = end
+    return tuple(places)
 
 
 class BatchState:

@@ -29,9 +29,7 @@ class StepRunner(Protocol):
     device: torch.device
     windows: list[int | None]
 
-    def upload(
-        self, shape: StepShape, rows: StepRows, target: torch.Tensor | None = None
-    ) -> dict[str, torch.Tensor]: ...
+    def upload(self, shape: StepShape, rows: StepRows, target: torch.Tensor | None = None) -> torch.Tensor: ...
 
     def group_tables(self, views: dict[str, torch.Tensor]) -> tuple[GroupTables, ...]: ...
 
@@ -42,11 +40,12 @@ class StepRunner(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class CapturedStep:
-    """A recorded step over the static buffer ``inputs``; ``logits`` [samples, vocabulary] is overwritten by each
-    replay."""
+    """A recorded step over the static buffer ``inputs``, of which ``sample_slots`` is a part; ``logits`` [samples,
+    vocabulary] is overwritten by each replay."""
 
     shape: StepShape
     inputs: torch.Tensor
+    sample_slots: torch.Tensor
     graph: torch.cuda.CUDAGraph
     logits: torch.Tensor
 
@@ -88,7 +87,7 @@ class StepGraphs:
 
     def _capture(self, shape: StepShape, inputs: torch.Tensor, pool: Any) -> CapturedStep:
         runner = self._runner
-        views = runner.upload(shape, StepRows.none(), inputs)  # padding rows only
+        views = shape.carve(runner.upload(shape, StepRows.none(), inputs))  # padding rows only
 
         def forward() -> torch.Tensor:
             metadata = AttentionMetadata(
@@ -110,7 +109,7 @@ class StepGraphs:
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
             logits = forward()
-        return CapturedStep(shape, inputs, graph, logits)
+        return CapturedStep(shape, inputs, views["sample_slots"], graph, logits)
 
     def find(self, shape: StepShape) -> CapturedStep | None:
         """The smallest captured step with room for a step of this shape; None if there is none."""

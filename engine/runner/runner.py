@@ -50,11 +50,9 @@ class LaunchedStep:
         device if need be."""
         if self.event is not None:
             self.event.synchronize()
-        tokens = self.choice.tokens.numpy()
-        if self.choice.logprobs is None:
-            return tokens, None, None
-        _, logprobs, tops = self.choice.to_lists()
-        return tokens, [p for p in logprobs if p is not None], tops if self.choice.top_counts else None
+        tokens, logprobs = self.choice.tokens.numpy(), self.choice.logprobs
+        tops = self.choice.to_lists()[2] if self.choice.top_counts else None
+        return tokens, None if logprobs is None else logprobs.tolist(), tops
 
 
 class RowTables(Sequence[Sequence[int]]):
@@ -73,24 +71,46 @@ class RowTables(Sequence[Sequence[int]]):
 class _Staging:
     """Two host buffers in turn, each free again once the copy out of it is done."""
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
+    def __init__(self) -> None:
         self._buffers: list[torch.Tensor | None] = [None, None]
         self._events = [torch.cuda.Event(), torch.cuda.Event()]
         self._turn = 0
 
-    def take(self, size: int) -> torch.Tensor:
-        """A pinned int32 buffer of at least ``size`` elements, safe to overwrite."""
+    def take(self, shape: StepShape) -> tuple[torch.Tensor, dict[str, np.ndarray]]:
+        """A pinned int32 buffer of the shape's size, safe to overwrite, and its sections."""
         self._turn ^= 1
-        buffer = self._buffers[self._turn]
+        size, buffer = shape.size, self._buffers[self._turn]
         if buffer is None or buffer.numel() < size:
             buffer = self._buffers[self._turn] = torch.empty(2 * size, dtype=torch.int32, pin_memory=True)
         else:
             self._events[self._turn].synchronize()
-        return buffer[:size]
+        return buffer[:size], shape.carve(buffer.numpy())
 
     def copied(self) -> None:
         self._events[self._turn].record()
+
+
+class _Returns:
+    """Host buffers for the tokens of the steps that may be on the device at once and of one being read, in turn. A step
+    is waited for before the next but one is launched, so a buffer is free when its turn comes again."""
+
+    def __init__(self, max_requests: int) -> None:
+        self._tokens = torch.empty(3, max_requests, dtype=torch.int64, pin_memory=True).unbind()
+        self._events = [torch.cuda.Event() for _ in self._tokens]
+        self._turn = 0
+
+    def send(self, choice: Choice) -> tuple[Choice, torch.cuda.Event]:
+        """Start the copy of a choice; it is there once the event has passed."""
+        self._turn = (self._turn + 1) % len(self._tokens)
+        tokens = self._tokens[self._turn][: len(choice.tokens)]
+        tokens.copy_(choice.tokens, non_blocking=True)
+        others = [
+            None if t is None else torch.empty(t.shape, dtype=t.dtype, pin_memory=True).copy_(t, non_blocking=True)
+            for t in choice.tensors()[1:]
+        ]
+        event = self._events[self._turn]
+        event.record()
+        return choice.at_home(tokens, *others), event
 
 
 class ModelRunner:
@@ -119,9 +139,11 @@ class ModelRunner:
         self.host = HostStore(self._stores, config.num_host_blocks) if config.num_host_blocks else None
         self.windows = [group.window for group in config.layout.groups]
         self.batch = BatchState(config.layout, config.max_requests_per_batch)
-        self.last_token = torch.zeros(config.max_requests_per_batch + 1, dtype=torch.int32, device=self.device)
+        self.last_token = torch.zeros(config.max_requests_per_batch + 1, dtype=torch.int64, device=self.device)
         self.sampler = Sampler(self.device, config.return_logprobs)
-        self._staging = _Staging(self.device) if self.device.type == "cuda" else None
+        on_gpu = self.device.type == "cuda"
+        self._staging = _Staging() if on_gpu else None
+        self._returns = _Returns(config.max_requests_per_batch) if on_gpu else None
         self._addresses = {name: p.data_ptr() for name, p in model.named_parameters()}
         self.graphs: StepGraphs | None = None
 
@@ -165,19 +187,21 @@ class ModelRunner:
         shape = StepShape(decodes, len(rows) - decodes, tokens - decodes, max(samples, 1), width, len(self.windows))
         captured = None if self.graphs is None else self.graphs.find(shape)
         if captured is not None:
-            views = self.upload(captured.shape, rows, captured.inputs)
-            logits = captured.replay()
+            self.upload(captured.shape, rows, captured.inputs)
+            sample_slots, logits = captured.sample_slots, captured.replay()
             padded = captured.shape.tokens - tokens
         else:
-            views = self.upload(shape, rows)
-            logits = self.forward(shape, views, self._metadata(shape, views, rows))
+            views = shape.carve(self.upload(shape, rows))
+            sample_slots, logits = views["sample_slots"], self.forward(shape, views, self._metadata(shape, views, rows))
             padded = 0
-        choice = self._choose(logits[:samples], sampled, views["sample_slots"][:samples])
+        choice = self._choose(logits[:samples], sampled, sample_slots[:samples])
         if plan.copies:
             self.copy_blocks(plan.copies)
+        choice, event = self._returns.send(choice) if self._returns is not None and samples else (choice, None)
         return LaunchedStep(
             sampled,
-            *self._send_home(choice),
+            choice,
+            event,
             padded_rows=padded,
             table_pages=width if captured is None else captured.shape.width,
             decode_kernel_rows=decodes if self.config.decode_kernel else 0,
@@ -245,28 +269,28 @@ class ModelRunner:
             self.host.close()
 
     def group_tables(self, views: dict[str, torch.Tensor]) -> tuple[GroupTables, ...]:
-        kv_slots = views["kv_slots"].long()
-        return tuple(GroupTables(views["tables"][g], kv_slots[g], window) for g, window in enumerate(self.windows))
+        tables, kv_slots = views["tables"], views["kv_slots"]
+        return tuple(GroupTables(tables[g], kv_slots[g], window) for g, window in enumerate(self.windows))
 
-    def upload(self, shape: StepShape, rows: StepRows, target: torch.Tensor | None = None) -> dict[str, torch.Tensor]:
-        """Pack a step's inputs and bring them to the device, into ``target`` if given."""
+    def upload(self, shape: StepShape, rows: StepRows, target: torch.Tensor | None = None) -> torch.Tensor:
+        """Pack a step's inputs and bring them to the device, into ``target`` if given; returns where they are."""
         if self._staging is None:
             host = np.empty(shape.size, dtype=np.int32)
             self.batch.fill(shape, shape.carve(host), rows)
-            return shape.carve(torch.from_numpy(host))
-        pinned = self._staging.take(shape.size)
-        self.batch.fill(shape, shape.carve(pinned.numpy()), rows)
+            return torch.from_numpy(host)
+        pinned, views = self._staging.take(shape)
+        self.batch.fill(shape, views, rows)
         if target is None:
             target = torch.empty(shape.size, dtype=torch.int32, device=self.device)
         target[: shape.size].copy_(pinned, non_blocking=True)
         self._staging.copied()
-        return shape.carve(target)
+        return target
 
     def _choose(self, logits: torch.Tensor, rows: StepRows, slots: torch.Tensor) -> Choice:
         if not len(rows):
             return Choice(torch.empty(0, dtype=torch.int64))
         choice = self.sampler.choose(logits, rows.requests, rows.ends.tolist(), self.last_token)
-        self.last_token[slots.long()] = choice.tokens.int()
+        self.last_token.index_copy_(0, slots, choice.tokens)
         return choice
 
     def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
@@ -277,17 +301,6 @@ class ModelRunner:
         source, target = pairs.unbind(1)
         for store in self._stores:
             store.index_copy_(0, target, store[source])
-
-    def _send_home(self, choice: Choice) -> tuple[Choice, Any]:
-        if choice.tokens.device.type != "cuda":
-            return choice, None
-        home = [
-            None if t is None else torch.empty(t.shape, dtype=t.dtype, pin_memory=True).copy_(t, non_blocking=True)
-            for t in choice.tensors()
-        ]
-        event = torch.cuda.Event()
-        event.record()
-        return choice.at_home(*home), event
 
 
 def _longest(shape: ModelShape, config: ResolvedConfig) -> int:

@@ -194,7 +194,7 @@ class Clients(RuleBasedStateMachine):
     def whole(self) -> None:
         scheduler = self.core.scheduler
         assert self.core.cache.pool.num_available == self.blocks, "blocks leaked"
-        assert len(scheduler._free_slots) == scheduler.limits.max_requests, "slots leaked"
+        assert scheduler.slots.num_free == scheduler.limits.max_requests, "slots leaked"
         assert scheduler.host.num_free == scheduler.host.num_blocks, "host blocks leaked"
         assert scheduler._num_held == 0, "children are held that nobody waits for"
         assert not self.core.cache._identities

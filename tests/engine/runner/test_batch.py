@@ -6,6 +6,8 @@ import itertools
 from collections.abc import Callable
 
 import numpy as np
+import pytest
+import torch
 
 from engine.cache import CacheLayout
 from engine.requests import Request
@@ -44,12 +46,19 @@ def follow(state: BatchState, rows: list[ScheduledRow]) -> int:
     return state.follow(StepRows.of(rows))
 
 
-def test_sections_fill_the_buffer_without_gaps() -> None:
-    shape = StepShape(decodes=2, prefills=1, prefill_tokens=5, samples=2, width=4, groups=2)
-    buffer = np.arange(shape.size)
+@pytest.mark.parametrize("tokens", [5, 6])
+def test_sections_fill_the_buffer_without_gaps(tokens: int) -> None:
+    """Those of int64 first, so that each begins at a multiple of 8 bytes; a tensor is carved as an array is."""
+    shape = StepShape(decodes=2, prefills=1, prefill_tokens=tokens, samples=2, width=4, groups=2)
+    buffer = np.arange(shape.size, dtype=np.int32)
     views = shape.carve(buffer)
-    assert np.array_equal(np.concatenate([v.ravel() for v in views.values()]), buffer)
+    assert np.array_equal(np.concatenate([v.ravel().view(np.int32) for v in views.values()]), buffer)
     assert views["tables"].shape == (2, 3, 4)
+    assert {name for name, view in views.items() if view.dtype == np.int64} == {
+        "kv_slots", "slots", "sample_index", "sample_slots"
+    }  # fmt: skip
+    for name, tensor in shape.carve(torch.from_numpy(buffer)).items():
+        assert np.array_equal(tensor.numpy(), views[name])
 
 
 def test_padding_rows_touch_the_trash_block_only(make_request: Make) -> None:
