@@ -74,6 +74,7 @@ def test_deliveries_notice_repeats_gaps_and_second_ends(make_request: Any) -> No
     assert "streamed length 1 after 1" in deliveries.violations[-1]
     request.append(8, 0.0)
     request.append(9, 0.0)
+    assert request.comes_to_its_end()
     request.end(RequestStatus.FINISHED)
     deliveries.take(GenerationOutput(request))
     assert "streamed length 3 after 1" in deliveries.violations[-1]
