@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import random
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -223,12 +224,86 @@ class Oracle:
             self._engine = None
 
 
+def with_other_weights(model: Any, seed: int) -> Any:
+    """A copy of a model whose matrices hold random numbers of the same spread."""
+    other = copy.deepcopy(model)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in other.parameters():
+            if parameter.dim() > 1:
+                noise = torch.randn(parameter.shape, generator=generator)
+                parameter.copy_((noise * parameter.float().std().cpu()).to(parameter.dtype))
+    return other
+
+
+def what_a_change_finds(core: EngineCore) -> tuple[dict[str, list[int]], set[str]]:
+    """Of a drained engine: what each live sequence has generated, and those that hold nothing computed but by their
+    tokens. Children wait with their parent and go on from what it holds."""
+    live = {name: GenerationOutput(request).generated_tokens for name, request in core.requests.items()}
+    waiting = core.scheduler.waiting
+    anew = {
+        name
+        for name, request in core.requests.items()
+        if name in waiting or (request.parent is not None and request.parent.request_id in waiting)
+    }
+    return live, anew
+
+
 def cut(tokens: Sequence[int], eos: int, stop: Sequence[int]) -> list[int]:
     """``tokens`` up to and with the first EOS or stop sequence."""
     for end in range(1, len(tokens) + 1):
         if tokens[end - 1] == eos or (stop and list(tokens[max(0, end - len(stop)) : end]) == list(stop)):
             return list(tokens[:end])
     return list(tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class _Expectation:
+    """What a sequence must come to.
+
+    Attributes:
+        child: which of the request's children it is; None = the request itself.
+        oracle: knows the model that computes what is behind ``prefix``.
+        prefix: what it had generated when weights were changed last.
+        is_known: whether that is all one model's doing. A sequence that keeps keys and values of the old weights across
+            a change goes on from there: what it had generated stays, and the rules for its end hold.
+    """
+
+    wish: Wish
+    child: int | None
+    oracle: Oracle
+    prefix: tuple[int, ...] = ()
+    is_known: bool = True
+
+    def tokens(self) -> list[int]:
+        """All that it generates; only meaningful if that is known."""
+        if not self.prefix:
+            return self.oracle.tokens(self.wish, self.child)
+        left = self.wish.max_new_tokens - len(self.prefix)
+        rest = replace(self.wish, prompt=self.wish.prompt + self.prefix, max_new_tokens=left, eos=-1, stop=())
+        return cut([*self.prefix, *self.oracle.tokens(rest, self.child)], self.wish.eos, self.wish.stop)
+
+    def after_change(self, oracle: Oracle, generated: Sequence[int], anew: bool) -> _Expectation:
+        # The randomness of a sampled sequence is that of its token's index, which no request served alone begins with.
+        known = anew and (not generated or self.wish.temperature == 0)
+        return replace(self, oracle=oracle, prefix=tuple(generated), is_known=known)
+
+    def objection(self, tokens: Sequence[int], finished: bool) -> str | None:
+        """What is wrong with generated tokens, in words."""
+        if self.is_known:
+            expected = self.tokens()
+            if finished:
+                return None if list(tokens) == expected else f"{tokens} is not {expected} ({self.wish})"
+            good = list(tokens) == expected[: len(tokens)]
+            return None if good else f"{tokens} is no beginning of {expected} ({self.wish})"
+        common = min(len(tokens), len(self.prefix))
+        if tuple(tokens[:common]) != self.prefix[:common]:
+            return f"{tokens} does not begin with {self.prefix}, which it had when weights changed ({self.wish})"
+        if list(tokens) != cut(tokens, self.wish.eos, self.wish.stop):
+            return f"{tokens} goes on behind its end ({self.wish})"
+        if finished and len(tokens) != self.wish.max_new_tokens and not _stops(tokens, self.wish):
+            return f"{tokens} is not at its end ({self.wish})"
+        return None
 
 
 class Deliveries:
@@ -246,7 +321,7 @@ class Deliveries:
 
     def __init__(self, oracle: Oracle, failures: tuple[str, ...] = ()) -> None:
         self._oracle, self._failures = oracle, failures
-        self._wishes: dict[str, tuple[Wish, int | None]] = {}
+        self._expected: dict[str, _Expectation] = {}
         self._lengths: dict[str, int] = {}
         self.violations: list[str] = []
         self.ended: dict[str, RequestStatus] = {}
@@ -255,16 +330,32 @@ class Deliveries:
     def expect(self, request_id: str, wish: Wish) -> None:
         """A request was submitted under this id."""
         for index, member in enumerate(wish.ids(request_id)):
-            self._wishes[member] = (wish, index - 1 if index else None)
+            self._expected[member] = _Expectation(wish, index - 1 if index else None, self._oracle)
 
     @property
     def open(self) -> list[str]:
         """Ids that have had no terminal output."""
-        return [name for name in self._wishes if name not in self.ended]
+        return [name for name in self._expected if name not in self.ended]
+
+    def change_weights(self, oracle: Oracle, live: Mapping[str, Sequence[int]], anew: Collection[str]) -> None:
+        """The served model became that of ``oracle`` while the engine stood still.
+
+        Args:
+            live: what each sequence that is not over has generated.
+            anew: those of them without keys and values of the old weights.
+        """
+        self._oracle = oracle
+        for name, generated in live.items():
+            before = self._expected[name]
+            objection = before.objection(generated, False)
+            if objection is not None:
+                self.violations.append(f"{name} before a change of weights: {objection}")
+            self._expected[name] = before.after_change(oracle, generated, name in anew)
 
     def take(self, output: GenerationOutput) -> None:
         name = output.request_id
-        wish, child = self._wishes[name]
+        expected = self._expected[name]
+        wish = expected.wish
         tokens, before = output.generated_tokens, self._lengths.get(name, 0)
         if name in self.ended:
             self._complain(output, f"came after its terminal output ({self.ended[name].name})")
@@ -277,15 +368,13 @@ class Deliveries:
         self._lengths[name] = len(tokens)
         if output.prompt_ids != list(wish.prompt):
             self._complain(output, "its prompt has changed")
-        expected = self._oracle.tokens(wish, child)
+        objection = expected.objection(tokens, output.status is RequestStatus.FINISHED)
+        if objection is not None:
+            self._complain(output, objection)
         if output.status is RequestStatus.FINISHED:
-            if tokens != expected:
-                self._complain(output, f"{tokens} is not {expected} ({wish})")
             reason = "stop" if _stops(tokens, wish) else "length"
             if output.finish_reason != reason:
                 self._complain(output, f"finish_reason is {output.finish_reason}, not {reason}")
-        elif tokens != expected[: len(tokens)]:
-            self._complain(output, f"{tokens} is no beginning of {expected} ({wish})")
         if output.is_finished():
             self.ended[name] = output.status
             if stopped and not output.error:

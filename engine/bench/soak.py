@@ -1,7 +1,7 @@
 """Random requests through a running engine, every token checked: ``python -m engine.bench.soak --requests 2000``.
 
 Requests are added, streamed, forked, cancelled, preempted by a pool that is far too small, and now and then cut off by
-a hard stop. Each must end in one terminal output with the tokens it has when it is served alone, and at the end every
+a hard stop or paused to change the model's weights. Each must end in one terminal output with the tokens it has when it is served alone, and at the end every
 block must be free again. The engine checks its invariants after every step (ENGINE_CHECK=1). Prints one line; exits
 with 1 on any violation.
 """
@@ -9,6 +9,7 @@ with 1 on any violation.
 from __future__ import annotations
 
 import argparse
+import copy
 import os
 import random
 import sys
@@ -18,7 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from engine.bench.oracle import Deliveries, Oracle, sampling_defaults
+from engine.bench.oracle import Deliveries, Oracle, sampling_defaults, what_a_change_finds, with_other_weights
 from engine.bench.tiny_models import TINY_MODELS, tiny_model
 from engine.config import ContinuousBatchingConfig
 from engine.loop import HARD_STOP
@@ -43,6 +44,7 @@ class SoakResult:
     violations: tuple[str, ...]
     ended: dict[str, int]
     partial: int
+    weight_changes: int
     counters: dict[str, Any]
     seconds: float
 
@@ -52,7 +54,7 @@ class SoakResult:
         ended = ", ".join(f"{n} {name}" for name, n in sorted(self.ended.items()))
         return (
             f"soak {self.model}: {self.requests} requests, {sum(self.ended.values())} sequences ({ended}), "
-            f"{self.partial} partial outputs, {c['kv_blocks_total']} blocks, {c['steps']} steps, "
+            f"{self.partial} partial outputs, {self.weight_changes} weight changes, {c['kv_blocks_total']} blocks, {c['steps']} steps, "
             f"{c['preemptions']} preemptions, {c['forks']} forks, {c['prefix_hit_tokens']} prefix hit tokens, "
             f"{len(self.violations)} violations, {self.seconds:.1f} s"
         )
@@ -66,6 +68,7 @@ def soak(
     seed: int = 0,
     live: int = 32,
     hard_stops: int | None = None,
+    weight_changes: int | None = None,
     **settings: Any,
 ) -> SoakResult:
     """Run ``requests`` random requests, about ``live`` of them at a time.
@@ -76,6 +79,7 @@ def soak(
         blocks: KV blocks of ``page_size`` tokens.
         seed: of the requests and of what happens to them.
         hard_stops: how often the engine is stopped in the middle and started again; None = once in 600 requests.
+        weight_changes: how often the engine is paused and the model gets other weights; None = once in 400 requests.
         settings: further fields of ContinuousBatchingConfig.
     """
     os.environ["ENGINE_CHECK"] = "1"
@@ -85,16 +89,20 @@ def soak(
         **{**base, **settings}, num_blocks=blocks, per_request_processors=True, auto_switch_to_flash=False
     )
     manager = ContinuousBatchingManager(model, sampling_defaults(), config)
-    oracle = Oracle(model)
-    deliveries = Deliveries(oracle, (HARD_STOP,))
+    versions = [copy.deepcopy(model), with_other_weights(model, seed)]
+    oracles = [Oracle(version) for version in versions]
+    deliveries = Deliveries(oracles[0], (HARD_STOP,))
     started = time.perf_counter()
     hard_stops = max(1, requests // 600) if hard_stops is None else hard_stops
+    weight_changes = max(1, requests // 400) if weight_changes is None else weight_changes
     stops_at = {round(requests * (i + 1) / (hard_stops + 1)) for i in range(hard_stops)}
-    sent = 0
+    changes_at = {round(requests * (i + 0.5) / weight_changes) for i in range(weight_changes)}
+    sent = changed = 0
     manager.start()
     try:
         while sent < requests or deliveries.open:
             if sent < requests and len(deliveries.open) <= live // 2:
+                oracle = oracles[changed % 2]
                 burst = [oracle.draw(rng) for _ in range(min(live // 2, requests - sent))]
                 for wish in burst:  # known before they run, so that the check does not hold up the engine
                     oracle.know(wish)
@@ -106,6 +114,9 @@ def soak(
                         manager.stop(hard_stop=True)
                         _take_all(manager, deliveries)
                         manager.start()
+                    if sent in changes_at:
+                        changed += 1
+                        _change_weights(manager, deliveries, model, versions[changed % 2], oracles[changed % 2])
             if rng.random() < 0.04 and deliveries.open:
                 manager.cancel_request(rng.choice(deliveries.open))
             output = manager.get_result(timeout=_SILENCE_S)
@@ -121,15 +132,31 @@ def soak(
     finally:
         counters = manager.counters()
         manager.destroy()
-        oracle.close()
+        for each in oracles:
+            each.close()
     ended = Counter(status.name.lower() for status in deliveries.ended.values())
     seconds = time.perf_counter() - started
-    return SoakResult(name, sent, tuple(deliveries.violations), dict(ended), deliveries.partial, counters, seconds)
+    return SoakResult(
+        name, sent, tuple(deliveries.violations), dict(ended), deliveries.partial, changed, counters, seconds
+    )
 
 
 def _take_all(manager: ContinuousBatchingManager, deliveries: Deliveries) -> None:
     while (output := manager.get_result(timeout=0.0)) is not None:
         deliveries.take(output)
+
+
+def _change_weights(
+    manager: ContinuousBatchingManager, deliveries: Deliveries, model: Any, version: Any, oracle: Oracle
+) -> None:
+    with manager.pause():
+        _take_all(manager, deliveries)
+        core = manager._core
+        assert core is not None, "a pause needs a running engine"
+        live, anew = what_a_change_finds(core)
+        queued = {name: [] for name in deliveries.open if name not in live}  # the loop has not taken them in yet
+        model.load_state_dict(version.state_dict())
+        deliveries.change_weights(oracle, {**live, **queued}, {*anew, *queued})
 
 
 def _blocks_lost(manager: ContinuousBatchingManager) -> list[str]:

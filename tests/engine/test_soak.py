@@ -24,6 +24,7 @@ def test_sixty_requests(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_the_paths_are_taken() -> None:
     result = soak(tiny_model("tiny-gemma2"), "tiny-gemma2", requests=40, blocks=30, seed=2, hard_stops=1)
+    assert result.weight_changes == 1
     assert result.violations == ()
     assert set(result.ended) == {"finished", "cancelled", "failed"}
     assert result.partial > 0
@@ -55,7 +56,7 @@ def test_a_loop_that_dies_is_a_violation(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_lost_blocks_are_a_violation(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(command, "_take_all", lambda manager, _: manager._core.cache.pool.allocate(2))
-    result = soak(tiny_model("tiny-llama"), "tiny-llama", requests=3, blocks=24, hard_stops=0)
+    result = soak(tiny_model("tiny-llama"), "tiny-llama", requests=3, blocks=24, hard_stops=0, weight_changes=0)
     assert result.violations == ("2 of 24 blocks are not free at the end",)
 
 
@@ -88,3 +89,38 @@ def test_cut() -> None:
     assert cut([1, 2, 3, 4], eos=3, stop=()) == [1, 2, 3]
     assert cut([1, 2, 3, 4], eos=-1, stop=(2, 3)) == [1, 2, 3]
     assert cut([3, 1], eos=-1, stop=(2, 3)) == [3, 1], "a stop sequence does not begin in the prompt"
+
+
+def test_a_change_of_weights_is_checked_for_what_it_promises(make_request: Any) -> None:
+    """Old tokens stay; what holds no keys of the old weights has the tokens of the new ones, the others may have any
+    up to their end."""
+    old, new = Oracle(None), Oracle(None)
+    old.tokens = lambda wish, child=None: [7, 8, 9, 10][: wish.max_new_tokens]  # type: ignore[method-assign]
+    new.tokens = lambda wish, child=None: [len(wish.prompt)] * wish.max_new_tokens  # type: ignore[method-assign]
+    endings = {
+        ("queued", (2, 2, 2, 2)): "",
+        ("queued", (7, 8, 9, 10)): "is not [2, 2, 2, 2]",
+        ("preempted", (7, 3, 3, 3)): "",
+        ("preempted", (7, 8, 9, 10)): "is not [7, 3, 3, 3]",
+        ("running", (7, 1, 1, 1)): "",
+        ("running", (8, 1, 1, 1)): "does not begin with (7,)",
+        ("running", (7, 1)): "is not at its end",
+        ("running", (7, 5, 1, 1)): "goes on behind its end",
+    }
+    for (state, tokens), objection in endings.items():
+        deliveries = Deliveries(old)
+        deliveries.expect("a", Wish((1, 2), max_new_tokens=4, eos=5))
+        generated = [] if state == "queued" else [7]
+        deliveries.change_weights(new, {"a": generated}, set() if state == "running" else {"a"})
+        request = make_request([1, 2], 4, request_id="a")
+        for token in tokens:
+            request.append(token, None)
+        request.end(RequestStatus.FINISHED)
+        deliveries.take(GenerationOutput(request))
+        said = [v for v in deliveries.violations if "finish_reason" not in v]
+        assert len(said) == bool(objection), (state, tokens, said)
+        assert objection in "".join(said)
+    deliveries = Deliveries(old)
+    deliveries.expect("a", Wish((1, 2), max_new_tokens=4))
+    deliveries.change_weights(new, {"a": [6]}, set())
+    assert "is no beginning of" in deliveries.violations[0]

@@ -1,5 +1,6 @@
 """Whatever clients do and in whatever order, step by step: every request ends in one terminal output with the tokens it
-has when served alone, and every block comes back.
+has when served alone, and every block comes back. Weights change under way: what holds nothing computed by the old
+ones has the tokens of the new ones, what goes on across the change keeps what it had generated.
 
 The engine is driven without a thread, so a failing sequence of actions can be replayed. A longer run:
 ``ENGINE_SOAK=500 pytest tests/parity/test_state_machine.py`` (examples a model).
@@ -27,7 +28,14 @@ from hypothesis.stateful import (
 )
 
 from engine import ContinuousBatchingConfig, RequestStatus
-from engine.bench.oracle import LONGEST_OUTPUT, Deliveries, Oracle, StepwiseEngine
+from engine.bench.oracle import (
+    LONGEST_OUTPUT,
+    Deliveries,
+    Oracle,
+    StepwiseEngine,
+    what_a_change_finds,
+    with_other_weights,
+)
 from engine.bench.tiny_models import tiny_model
 from engine.model_shape import ModelShape
 
@@ -42,9 +50,10 @@ PROFILE = settings(
 
 
 @cache
-def model_and_oracle(name: str) -> tuple[Any, Oracle]:
-    model = tiny_model(name)
-    return model, Oracle(model)
+def model_and_versions(name: str) -> tuple[Any, tuple[Any, Any], tuple[Oracle, Oracle]]:
+    """The model that is served, and two sets of weights for it with what they generate."""
+    versions = tiny_model(name), with_other_weights(tiny_model(name), 3)
+    return tiny_model(name), versions, (Oracle(versions[0]), Oracle(versions[1]))
 
 
 class Clients(RuleBasedStateMachine):
@@ -71,8 +80,10 @@ class Clients(RuleBasedStateMachine):
         fused=st.sampled_from([None, False]),
     )
     def serve(self, ahead: bool, page_size: int, blocks: int, fused: bool | None, **options: Any) -> None:
-        self.model, self.oracle = model_and_oracle(self.model_name)
-        groups = 2 if self.model_name == "tiny-gemma2" else 1
+        self.model, self.versions, self.oracles = model_and_versions(self.model_name)
+        self.version = 0
+        self.model.load_state_dict(self.versions[0].state_dict())
+        groups = 2 if "gemma" in self.model_name else 1
         # From just enough for the longest request alone to a little more.
         smallest = groups * -(-(24 + LONGEST_OUTPUT) // page_size)
         self.blocks = smallest + blocks * groups * 4 // page_size
@@ -90,7 +101,7 @@ class Clients(RuleBasedStateMachine):
             per_request_processors=True,
             auto_switch_to_flash=False,
         )
-        self.deliveries = Deliveries(self.oracle, ("RuntimeError: something broke", "oom_"))
+        self.deliveries = Deliveries(self.oracles[0], ("RuntimeError: something broke", "oom_"))
         self.submitted = 0
         self.start()
 
@@ -114,7 +125,7 @@ class Clients(RuleBasedStateMachine):
     def add(self, seed: int, burst: int) -> None:
         rng = random.Random(seed)
         for _ in range(burst):
-            wish, name = self.oracle.draw(rng), f"c{self.submitted}"
+            wish, name = self.oracles[self.version].draw(rng), f"c{self.submitted}"
             self.submitted += 1
             self.deliveries.expect(name, wish)
             self.engine.add(name, wish)
@@ -149,6 +160,23 @@ class Clients(RuleBasedStateMachine):
         self.core.drain()
         self.core.forget_prefixes()
         assert self.core.cache.pool.num_cached == 0
+
+    @rule(rarely=st.integers(0, 2))
+    def change_weights(self, rarely: int) -> None:
+        """What a pause does between two steps, and its caller inside it."""
+        if rarely:
+            return
+        self.core.drain()
+        self.receive()
+        live, anew = what_a_change_finds(self.core)
+        self.version ^= 1
+        self.model.load_state_dict(self.versions[self.version].state_dict())
+        self.core.runner.refuse_replaced_parameters()
+        self.core.forget_prefixes()
+        self.deliveries.change_weights(self.oracles[self.version], live, anew)
+        self.seen["changed under way"] += len(live) > len(anew)
+        self.seen["changed before it ran"] += any(not live[name] for name in anew)
+        self.seen["changed while preempted"] += any(live[name] for name in anew)
 
     @precondition(lambda self: self.core.requests)
     @rule(times=st.integers(1, 2), rarely=st.integers(0, 2))
@@ -263,6 +291,11 @@ def test_the_actions_reach_every_path(model_name: str, ahead: bool) -> None:
             clients.cancel(which=rng.randrange(100))
         if turn in (20, 40):
             clients.forget_prefixes()
+        preempted = [
+            r for r in clients.core.scheduler.waiting.values() if r.preemptions and r.num_tokens > r.num_prompt
+        ]
+        if turn in (10, 30, 50) or (preempted and not clients.seen["changed while preempted"]):
+            clients.change_weights(rarely=0)
         if turn in (25, 45) and clients.core.requests:
             clients.run_out_of_memory(times=1 + (turn == 45), rarely=0)
         if turn == 35 and clients.core.requests:
@@ -271,6 +304,7 @@ def test_the_actions_reach_every_path(model_name: str, ahead: bool) -> None:
     clients.teardown()
     paths = {"FINISHED", "CANCELLED", "FAILED", "streamed", "stopped", "sampled", "preemptions", "forks"}
     paths |= {"offloads", "restores", "out of memory"} | ({"ahead"} if ahead else set())
+    paths |= {"changed under way", "changed before it ran", "changed while preempted"}
     if model_name == "tiny-llama":
         paths.add("prefix_hit_tokens")
     assert {path for path in paths if not clients.seen[path]} == set(), clients.seen
