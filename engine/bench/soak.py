@@ -1,9 +1,9 @@
 """Random requests through a running engine, every token checked: ``python -m engine.bench.soak --requests 2000``.
 
 Requests are added, streamed, forked, cancelled, preempted by a pool that is far too small, and now and then cut off by
-a hard stop or paused to change the model's weights. Each must end in one terminal output with the tokens it has when it is served alone, and at the end every
-block must be free again. The engine checks its invariants after every step (ENGINE_CHECK=1). Prints one line; exits
-with 1 on any violation.
+a hard stop or paused to change the model's weights. Each must end in one terminal output with the tokens it has when it
+is served alone, and at the end every block must be free again. The engine checks its invariants after every step
+(ENGINE_CHECK=1). Prints one line; exits with 1 on any violation.
 """
 
 from __future__ import annotations
@@ -54,7 +54,8 @@ class SoakResult:
         ended = ", ".join(f"{n} {name}" for name, n in sorted(self.ended.items()))
         return (
             f"soak {self.model}: {self.requests} requests, {sum(self.ended.values())} sequences ({ended}), "
-            f"{self.partial} partial outputs, {self.weight_changes} weight changes, {c['kv_blocks_total']} blocks, {c['steps']} steps, "
+            f"{self.partial} partial outputs, {self.weight_changes} weight changes, "
+            f"{c['kv_blocks_total']} blocks, {c['steps']} steps, "
             f"{c['preemptions']} preemptions, {c['forks']} forks, {c['prefix_hit_tokens']} prefix hit tokens, "
             f"{len(self.violations)} violations, {self.seconds:.1f} s"
         )
@@ -154,7 +155,9 @@ def _change_weights(
         core = manager._core
         assert core is not None, "a pause needs a running engine"
         live, anew = what_a_change_finds(core)
-        queued = {name: [] for name in deliveries.open if name not in live}  # the loop has not taken them in yet
+        queued: dict[str, list[int]] = {
+            name: [] for name in deliveries.open if name not in live
+        }  # the loop has not taken them in yet
         model.load_state_dict(version.state_dict())
         deliveries.change_weights(oracle, {**live, **queued}, {*anew, *queued})
 
