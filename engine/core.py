@@ -218,6 +218,7 @@ class EngineCore:
         for request, error in collected.failed:
             self._end(request, RequestStatus.FAILED, cause_of(error))
         # Counted before anything is handed over: who sees the last token sees the whole log.
+        record.gpu_ms = launched.gpu_ms
         record.restore_ms = None if transfer is None else transfer.restore_ms
         record.step_ms = (time.perf_counter_ns() - record.t_ns) / 1e6
         if collected.heard:

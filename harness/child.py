@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -94,6 +94,7 @@ def measure(spec: Mapping[str, Any], report: Report, clock: Clock) -> RunRecord:
     from harness.calibration import calibrate
     from harness.config import engine_settings
     from harness.gc_log import GcLog
+    from harness.ledger import reconcile
     from harness.load import CpuReading, machine_load
     from harness.slo import read_slo
     from harness.telemetry import Telemetry
@@ -103,6 +104,7 @@ def measure(spec: Mapping[str, Any], report: Report, clock: Clock) -> RunRecord:
     here = needs_weights(spec["engine"]["name"])
     on_device = uses_device(spec["engine"]["name"])
     device = resolve_device(settings["device"]) if on_device else "cpu"
+    free_at_start = free_bytes(device)
 
     report.phase("loading the model")
     began = time.perf_counter()
@@ -140,6 +142,7 @@ def measure(spec: Mapping[str, Any], report: Report, clock: Clock) -> RunRecord:
         # Objects of loading and warm-up live on; scanning them again would put pauses into the measured latencies.
         gc.collect()
         gc.freeze()
+        free_before = free_bytes(device)
         report.phase("measuring")
         ticker = Ticker(report.send, recorder)
         collections = GcLog(clock)
@@ -153,7 +156,7 @@ def measure(spec: Mapping[str, Any], report: Report, clock: Clock) -> RunRecord:
             collections.stop()
             ticker.stop()
             telemetry.stop()
-        peaks = _peaks(device) if here else {}
+        peaks = (_peaks(device) | {"peak_rss_bytes": telemetry.peak("rss_bytes")}) if here else {}
         config, steps = backend.config(), backend.steps()
         counters, memory = backend.counters(), backend.memory()
     finally:
@@ -167,11 +170,12 @@ def measure(spec: Mapping[str, Any], report: Report, clock: Clock) -> RunRecord:
         load_s=load_s if here else None,
         warmup_s=warmup_s,
         config=[*config, *_harness_config(spec)],
-        environment=_environment(spec, loaded, device if here else None, workload)
-        | machine_load(cpu_before, cpu_after, os.cpu_count()),
+        environment=_environment(spec, loaded, device if here else None, workload, config)
+        | machine_load(cpu_before, cpu_after, os.cpu_count())
+        | {"memory.free_at_start_bytes": free_at_start, "memory.free_before_first_request_bytes": free_before},
         steps=steps,
         counters=counters,
-        memory=memory | peaks,
+        memory=memory | peaks | reconcile(memory | peaks, telemetry.peak("gpu_own_bytes")),
         calibration=calibration,
         telemetry=telemetry.samples(result.t_start_ns),
         gc_pauses=collections.pauses(),
@@ -208,10 +212,10 @@ def _gpu_probe(device: str) -> Any:
         return None
     import torch
 
-    from harness.telemetry import NvmlProbe
+    from harness.nvml import NvmlGpu
 
     try:
-        return NvmlProbe(str(torch.cuda.get_device_properties(torch.device(device)).uuid))
+        return NvmlGpu(str(torch.cuda.get_device_properties(torch.device(device)).uuid))
     except RuntimeError as error:
         print(f"GPU telemetry stays null: {error}", flush=True)
         return None
@@ -245,14 +249,36 @@ def _harness_config(spec: Mapping[str, Any]) -> list[ConfigValue]:
     ]
 
 
-def _environment(spec: Mapping[str, Any], loaded: Any, device: str | None, workload: Workload) -> dict[str, Any]:
+def _environment(
+    spec: Mapping[str, Any], loaded: Any, device: str | None, workload: Workload, config: Sequence[ConfigValue]
+) -> dict[str, Any]:
     from harness import provenance
     from harness.scope import outside_scope
 
     facts = provenance.collect(spec["command_line"], device)
     facts["outside_plan_scope"] = outside_scope(spec["engine"]["name"], device)
     facts |= {f"model.{key}": value for key, value in loaded.facts.as_dict().items()}
-    return facts | {"workload.spec": dict(workload.spec), "workload.prompt_tokens": workload.prompt_tokens}
+    prompts = {r.request_id: list(r.prompt_ids) for r in workload.requests}
+    return facts | {
+        "setup_sha256": provenance.setup_hash(facts),
+        "config.resolved_sha256": provenance.digest({c.field: c.value for c in config}),
+        "workload.spec": dict(workload.spec),
+        "workload.prompt_tokens": workload.prompt_tokens,
+        "workload.prompt_ids_sha256": provenance.digest(prompts),
+        "seed.torch_numpy_random": spec["measure"]["seed"],
+        "seed.generation": spec["generation"]["seed"],
+    }
+
+
+def free_bytes(device: str) -> int:
+    """Memory of ``device`` that anyone could take now; of the machine if it is a CPU."""
+    if device.startswith("cuda"):
+        import torch
+
+        return int(torch.cuda.mem_get_info(device)[0])
+    import psutil
+
+    return int(psutil.virtual_memory().available)
 
 
 def _judge(record: RunRecord, result: Drive, timeout_s: float) -> None:

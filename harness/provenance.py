@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib.metadata
+import json
 import os
 import platform
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import psutil
 
-_PACKAGES = ("torch", "transformers", "numpy", "pandas", "pyarrow", "hydra-core", "flash-attn", "triton", "gguf")
+from harness.nvml import NvmlGpu
+
+_PACKAGES = (
+    "torch", "transformers", "numpy", "pandas", "pyarrow", "hydra-core", "flash-attn", "flash-attn-3", "triton", "gguf",
+    "tokenizers", "safetensors", "nvidia-cublas-cu12", "nvidia-cudnn-cu12", "nvidia-nccl-cu12", "nvidia-ml-py",
+)  # fmt: skip
 _PROJECT = Path(__file__).resolve().parent.parent
 
 
@@ -42,10 +49,14 @@ def software() -> dict[str, Any]:
 
 
 def source_revision(directory: Path) -> dict[str, Any]:
-    """Git SHA of ``directory`` and whether it has local changes; None if it is not a checkout."""
+    """Git SHA of ``directory``, whether it has local changes, and their hash; None if it is not a checkout."""
     sha = _git(directory, "rev-parse", "HEAD")
-    status = _git(directory, "status", "--porcelain", "--untracked-files=no") if sha else None
-    return {"git.sha": sha, "git.dirty": None if status is None else bool(status)}
+    changes = _git(directory, "diff", "HEAD", "--no-ext-diff") if sha else None
+    return {
+        "git.sha": sha,
+        "git.dirty": None if changes is None else bool(changes),
+        "git.diff_sha256": hashlib.sha256(changes.encode()).hexdigest() if changes else None,
+    }
 
 
 def host() -> dict[str, Any]:
@@ -102,20 +113,22 @@ def torch_facts(device: str) -> dict[str, Any]:
 
 def _nvml_facts(uuid: str) -> dict[str, Any]:
     try:
-        import pynvml
-
-        pynvml.nvmlInit()
-        device = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid.removeprefix('GPU-')}")
-        return {
-            "gpu.driver": pynvml.nvmlSystemGetDriverVersion(),
-            "gpu.power_limit_w": pynvml.nvmlDeviceGetPowerManagementLimit(device) / 1000,
-            "gpu.max_sm_clock_mhz": pynvml.nvmlDeviceGetMaxClockInfo(device, pynvml.NVML_CLOCK_SM),
-            "gpu.other_processes": [
-                p.pid for p in pynvml.nvmlDeviceGetComputeRunningProcesses(device) if p.pid != os.getpid()
-            ],
-        }
-    except Exception as error:  # NVML is optional; its absence is itself a fact
+        return NvmlGpu(uuid).facts()
+    except RuntimeError as error:  # NVML is optional; its absence is itself a fact
         return {"gpu.nvml": f"not available: {error}"}
+
+
+def digest(facts: Mapping[str, Any]) -> str:
+    """SHA-256 of facts: equal where everything in them is."""
+    return hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def setup_hash(facts: Mapping[str, Any]) -> str:
+    """:func:`digest` of what must be equal for two runs to have been measured under the same conditions: software,
+    source and hardware, without what passes (load, free memory, the command, other processes)."""
+    stable = ("package.", "python", "git.", "os", "cpu.", "memory.total", "env", "torch.", "gpu.", "device", "model.")
+    passing = ("gpu.other_processes", "gpu.uuid")
+    return digest({k: v for k, v in facts.items() if k.startswith(stable) and not k.startswith(passing)})
 
 
 def _git(directory: Path, *arguments: str) -> str | None:

@@ -199,6 +199,8 @@ TABLES: dict[str, tuple[Column, ...]] = {
         _c("peak_gpu_allocated_bytes", "Int64", "bytes", "torch.cuda.max_memory_allocated while measuring", _NO_GPU),
         _c("peak_gpu_reserved_bytes", "Int64", "bytes", "torch.cuda.max_memory_reserved while measuring", _NO_GPU),
         _c("peak_gpu_used_bytes", "Int64", "bytes", "largest device memory in use (NVML), all processes", _NO_GPU),
+        _c("ledger_residual_bytes", "Int64", "bytes", "line residual of the memory ledger", "no ledger, or no peak"),
+        _c("throttled_share", "Float64", "", "share of the samples in which clocks were held down (NVML)", _NO_GPU),
         _c("preemptions", "Int64", "events", "requests evicted to be recomputed or restored later", _HIDDEN),
         _c("offloads", "Int64", "events", "requests whose KV blocks were moved to host memory", _HIDDEN),
         _c("soft_resets", "Int64", "events", "requests sent back to the queue with their output kept", _HIDDEN),
@@ -319,6 +321,7 @@ TABLES: dict[str, tuple[Column, ...]] = {
         _c("step_ms", "Float64", "ms", "start of scheduling to tokens on the host", _HIDDEN),
         _c("offloaded", "Int64", "requests", "requests whose KV blocks went to host memory before this step", _HIDDEN),
         _c("restored", "Int64", "requests", "requests whose KV blocks came back before this step", _HIDDEN),
+        _c("gpu_ms", "Float64", "ms", "time on the device from its first work to its tokens (CUDA events)", _NO_GPU),
         _c("restore_ms", "Float64", "ms", "time on the device of restoring", "none restored, or not reported"),
     ),
     "divergences": (
@@ -386,7 +389,14 @@ TABLES: dict[str, tuple[Column, ...]] = {
     ),
     "memory_ledger": (
         _RUN_ID,
-        _c("line", "string", "", "what the memory is for, or which peak"),
+        _c(
+            "line",
+            "string",
+            "",
+            "what the memory is for, or which peak; planned: sum of the engine's lines; residual: the allocator's peak "
+            "(on a CPU: of resident memory, with interpreter and libraries) beyond it; outside_torch: this process on "
+            "the GPU (NVML) beyond torch's reserve",
+        ),
         _c("bytes", "Int64", "bytes", "its size", "line known but not read"),
     ),
     "calibration": (
@@ -411,9 +421,25 @@ TABLES: dict[str, tuple[Column, ...]] = {
         _c("t_s", "Float64", "s", "after the start of the run"),
         _c("rss_bytes", "Int64", "bytes", "resident memory of the process", "not sampled"),
         _c("gpu_used_bytes", "Int64", "bytes", "device memory in use, all processes (NVML)", _NO_GPU),
-        _c("gpu_util_percent", "Float64", "%", "GPU utilisation (NVML)", _NO_GPU),
+        _c(
+            "gpu_own_bytes",
+            "Int64",
+            "bytes",
+            "device memory of this process (NVML)",
+            "no GPU, or hidden by a container",
+        ),
+        _c("gpu_util_percent", "Float64", "%", "share of time in which a kernel ran (NVML)", _NO_GPU),
+        _c(
+            "gpu_memory_util_percent",
+            "Float64",
+            "%",
+            "share of time in which memory was read or written (NVML)",
+            _NO_GPU,
+        ),
         _c("sm_clock_mhz", "Int64", "MHz", "SM clock (NVML)", _NO_GPU),
+        _c("memory_clock_mhz", "Int64", "MHz", "memory clock (NVML)", _NO_GPU),
         _c("power_w", "Float64", "W", "board power (NVML)", _NO_GPU),
+        _c("throttle", "string", "", "what holds the clocks down (NVML), joined by commas; empty: nothing", _NO_GPU),
     ),
 }
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 import psutil
@@ -12,50 +12,9 @@ from harness.clock import NS_PER_S, Clock, RealClock
 
 
 class GpuProbe(Protocol):
-    """Reads one GPU: columns ``gpu_*``, ``sm_clock_mhz``, ``power_w`` of the telemetry table (None = not readable)."""
+    """Reads one GPU: its columns of the telemetry table, None = not readable (:class:`harness.nvml.NvmlGpu`)."""
 
-    def sample(self) -> dict[str, float | int | None]: ...
-
-
-class NvmlProbe:
-    """NVML readings of one GPU.
-
-    Args:
-        uuid: the device's UUID as torch reports it (with or without the ``GPU-`` prefix), so that
-            ``CUDA_VISIBLE_DEVICES`` cannot make it read a neighbour.
-
-    Raises:
-        RuntimeError: NVML or the device cannot be reached, with the reason.
-    """
-
-    def __init__(self, uuid: str) -> None:
-        try:
-            import pynvml
-        except ImportError as error:
-            raise RuntimeError(f"NVML is not installed ({error}); install nvidia-ml-py for GPU telemetry") from error
-        self._nvml = pynvml
-        try:
-            pynvml.nvmlInit()
-            full = uuid if uuid.startswith(("GPU-", "MIG-")) else f"GPU-{uuid}"
-            self._device = pynvml.nvmlDeviceGetHandleByUUID(full)
-        except pynvml.NVMLError as error:
-            raise RuntimeError(f"NVML cannot reach GPU {uuid}: {error}") from error
-
-    def sample(self) -> dict[str, float | int | None]:
-        nvml, device = self._nvml, self._device
-        power_mw = self._read(lambda: nvml.nvmlDeviceGetPowerUsage(device))
-        return {
-            "gpu_used_bytes": self._read(lambda: int(nvml.nvmlDeviceGetMemoryInfo(device).used)),
-            "gpu_util_percent": self._read(lambda: float(nvml.nvmlDeviceGetUtilizationRates(device).gpu)),
-            "sm_clock_mhz": self._read(lambda: int(nvml.nvmlDeviceGetClockInfo(device, nvml.NVML_CLOCK_SM))),
-            "power_w": None if power_mw is None else power_mw / 1000,
-        }
-
-    def _read(self, reading: Callable[[], Any]) -> Any:
-        try:
-            return reading()
-        except self._nvml.NVMLError:  # a quantity this board or driver does not report
-            return None
+    def sample(self) -> Mapping[str, float | int | str | None]: ...
 
 
 class Telemetry:
@@ -86,6 +45,11 @@ class Telemetry:
         self._stopped.set()
         self._thread.join()
 
+    def peak(self, column: str) -> int | None:
+        """Largest sampled value of a column; None if it was never readable."""
+        known = [row[column] for _, row in self._samples if row.get(column) is not None]
+        return max(known) if known else None
+
     def samples(self, t_start_ns: int) -> list[dict[str, Any]]:
         """Rows of the telemetry table, ``t_s`` after ``t_start_ns`` (samples before it are dropped)."""
         return [{"t_s": (t_ns - t_start_ns) / NS_PER_S, **row} for t_ns, row in self._samples if t_ns >= t_start_ns]
@@ -95,7 +59,7 @@ class Telemetry:
             last = self._stopped.is_set()
             row: dict[str, Any] = {"rss_bytes": int(self._process.memory_info().rss)}
             if self._gpu is not None:
-                row |= self._gpu.sample()
+                row.update(self._gpu.sample())
             self._samples.append((self._clock.now_ns(), row))
             if last:
                 return

@@ -35,6 +35,7 @@ class LaunchedStep:
         table_pages: width of its block tables.
         decode_kernel_rows: rows that took the decode fast path.
         replayed: whether a CUDA graph was replayed.
+        begun, event: before its first and after its last work on a GPU.
     """
 
     rows: StepRows
@@ -44,6 +45,17 @@ class LaunchedStep:
     table_pages: int
     decode_kernel_rows: int
     replayed: bool
+    begun: Any
+
+    @property
+    def gpu_ms(self) -> float | None:
+        """Time on the device from the step's first work to its tokens; None without a GPU, or without a token.
+
+        Call `wait` before.
+        """
+        if self.begun is None or self.event is None:
+            return None
+        return float(self.begun.elapsed_time(self.event))
 
     def wait(self) -> tuple[np.ndarray, Sequence[float] | None, Sequence[TopTokens | None] | None]:
         """Tokens, log probabilities and most likely tokens of the rows (None where not asked for), waiting for the
@@ -96,7 +108,7 @@ class _Returns:
 
     def __init__(self, max_requests: int) -> None:
         self._tokens = torch.empty(3, max_requests, dtype=torch.int64, pin_memory=True).unbind()
-        self._events = [torch.cuda.Event() for _ in self._tokens]
+        self._events = [torch.cuda.Event(enable_timing=True) for _ in self._tokens]
         self._turn = 0
 
     def send(self, choice: Choice) -> tuple[Choice, torch.cuda.Event]:
@@ -181,6 +193,7 @@ class ModelRunner:
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> LaunchedStep:
         """Start a planned step. On a GPU this returns before the step has run."""
+        begun = _mark(self.device)
         rows, sampled = plan.rows, plan.rows.sampled()
         width = self.batch.follow(rows)
         tokens, decodes, samples = int(rows.counts.sum()), rows.num_single, len(sampled)
@@ -206,6 +219,7 @@ class ModelRunner:
             table_pages=width if captured is None else captured.shape.width,
             decode_kernel_rows=decodes if self.config.decode_kernel else 0,
             replayed=captured is not None,
+            begun=begun,
         )
 
     def _metadata(self, shape: StepShape, views: dict[str, torch.Tensor], rows: StepRows) -> AttentionMetadata:
@@ -301,6 +315,15 @@ class ModelRunner:
         source, target = pairs.unbind(1)
         for store in self._stores:
             store.index_copy_(0, target, store[source])
+
+
+def _mark(device: torch.device) -> Any:
+    """An event with its time, recorded now; None without a GPU."""
+    if device.type != "cuda":
+        return None
+    event = torch.cuda.Event(enable_timing=True)
+    event.record()
+    return event
 
 
 def _longest(shape: ModelShape, config: ResolvedConfig) -> int:

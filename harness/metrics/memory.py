@@ -1,9 +1,10 @@
-"""Peak memory of a run: the process's own peaks and the samples' maxima, each where it was observed."""
+"""Peak memory and throttling of a run: the process's own peaks and the samples' maxima, each where it was observed."""
 
 from __future__ import annotations
 
 from functools import partial
 
+from harness.ledger import RESIDUAL
 from harness.metrics.metric import LOWER, RunMetric, RunView
 
 # Peak by name, and the telemetry column whose samples also bound it from below (None: torch's own peak only).
@@ -29,6 +30,17 @@ def _better(name: str) -> str | None:
     return None if name == "peak_gpu_allocated_bytes" else LOWER
 
 
-METRICS = tuple(
-    RunMetric(name, partial(_peak, name=name, sampled=sampled), _better(name)) for name, sampled in _PEAKS.items()
+def _residual(run: RunView) -> int | None:
+    return run.record.memory.get(RESIDUAL)
+
+
+def _throttled(run: RunView) -> float | None:
+    known = [sample["throttle"] for sample in run.record.telemetry if sample.get("throttle") is not None]
+    return sum(bool(reasons) for reasons in known) / len(known) if known else None
+
+
+METRICS = (
+    *(RunMetric(name, partial(_peak, name=name, sampled=sampled), _better(name)) for name, sampled in _PEAKS.items()),
+    RunMetric("ledger_residual_bytes", _residual),
+    RunMetric("throttled_share", _throttled),
 )
