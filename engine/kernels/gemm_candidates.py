@@ -1,20 +1,22 @@
 """The ways to compute a linear layer that the autotuner chooses among, by name.
 
 A name says all that is needed to run the candidate again, in this process or, with the same libraries, in a later one:
-``torch``; ``cublaslt:`` and the algorithm's 64 bytes; ``skinny:`` and the tile.
+``torch``; ``cublaslt:`` and the algorithm's 64 bytes; ``skinny:`` or ``narrow:`` and the tile.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import torch
 from torch.nn.functional import linear
 
 from engine.kernels.cublaslt import WORKSPACE_LIMIT, Algorithm, CublasError, CublasLt, LtProduct
-from engine.kernels.skinny import MAX_ROWS, SkinnyTile, skinny_linear, skinny_tiles
+from engine.kernels.narrow import NarrowTile, narrow_linear, narrow_tiles
+from engine.kernels.skinny import SkinnyTile, skinny_linear, skinny_tiles
 
 logger = logging.getLogger(__name__)
 
@@ -39,7 +41,7 @@ class Problem(NamedTuple):
 
 
 def kind_of(candidate: str) -> str:
-    """``torch``, ``cublaslt`` or ``skinny``."""
+    """``torch``, ``cublaslt``, ``skinny`` or ``narrow``."""
     return candidate.partition(":")[0]
 
 
@@ -51,11 +53,11 @@ class LinearCandidates:
     Args:
         device, dtype: of all tensors.
         library: cuBLASLt on the device; None = without its algorithms.
-        skinny: whether Triton kernels run there.
+        triton: whether Triton kernels run there.
     """
 
-    def __init__(self, device: torch.device, dtype: torch.dtype, library: CublasLt | None, skinny: bool) -> None:
-        self._device, self._dtype, self._library, self._skinny = device, dtype, library, skinny
+    def __init__(self, device: torch.device, dtype: torch.dtype, library: CublasLt | None, triton: bool) -> None:
+        self._device, self._dtype, self._library, self._triton = device, dtype, library, triton
         self._scratch: torch.Tensor | None = None
 
     def names(self, problem: Problem, bias: torch.Tensor | None) -> list[str]:
@@ -75,8 +77,10 @@ class LinearCandidates:
             if max(problem.rows, 64) * problem.columns <= SPLIT_OUTPUTS:
                 found += _split(product, found[:SPLIT_CANDIDATES])
             names += dict.fromkeys(f"cublaslt:{algorithm.words.hex()}" for algorithm in found)
-        if self._skinny and problem.rows <= MAX_ROWS:
+        if self._triton:
             names += [f"skinny:{t.columns},{t.depth},{t.warps}" for t in skinny_tiles(problem.rows)]
+            tiles = [t for t in narrow_tiles(problem.rows) if problem.depth % t.depth == 0]
+            names += [f"narrow:{t.columns},{t.depth},{t.warps},{t.stages}" for t in tiles]
         return names
 
     def call(self, problem: Problem, name: str) -> Call | None:
@@ -89,11 +93,13 @@ class LinearCandidates:
                 product = self._product(self._library, problem)
                 algorithm = product.adopt(bytes.fromhex(details))
                 return None if algorithm is None else self._cublaslt_call(problem.columns, product, algorithm)
-            if kind == "skinny" and self._skinny and problem.rows <= MAX_ROWS:
-                columns, depth, warps = map(int, details.split(","))
-                tile = SkinnyTile(columns, depth, warps)
-                return lambda inputs, weight, bias: skinny_linear(inputs, weight, bias, tile)
-        except ValueError:  # not a name that `names` gives
+            sizes = [] if kind == "cublaslt" else [int(size) for size in details.split(",")]
+            if kind == "skinny" and self._triton and skinny_tiles(problem.rows):
+                return partial(skinny_linear, tile=SkinnyTile(*sizes))
+            if kind == "narrow" and self._triton and narrow_tiles(problem.rows):
+                tile = NarrowTile(*sizes)
+                return None if problem.depth % tile.depth else partial(narrow_linear, tile=tile)
+        except (TypeError, ValueError):  # not a name that `names` gives
             return None
         return None
 

@@ -35,7 +35,8 @@ class SkinnyTile:
 
 def skinny_tiles(rows: int) -> tuple[SkinnyTile, ...]:
     """Tiles worth timing: 16 bytes a thread side by side along a weight row (256 elements a warp), or the compiler
-    exchanges values between threads inside the loop; and a thread's fp32 sums must stay in registers."""
+    exchanges values between threads inside the loop; and a thread's fp32 sums must stay in registers. None for more
+    than `MAX_ROWS` rows."""
     block = triton.next_power_of_2(rows)
     tiles = [SkinnyTile(c, 256 * w, w) for c, w in ((4, 2), (2, 4), (8, 2), (4, 1), (2, 2), (1, 4), (1, 2))]
     return tuple(t for t in tiles if min(8, 2 * block) <= block * t.columns <= 8)[:4]

@@ -21,6 +21,7 @@ from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
 from engine import kernels
+from engine.kernels.narrow import narrow_linear
 from engine.kernels.skinny import skinny_linear, skinny_tiles
 
 POINTERS = {
@@ -113,6 +114,8 @@ def rowwise(dtype: torch.dtype) -> None:
     skinny = torch.empty(64, 2560, dtype=dtype)
     for rows in (1, 2, 4, 8):
         skinny_linear(skinny[:rows], skinny, None, skinny_tiles(rows)[0])
+    for rows in (16, 32, 64):
+        narrow_linear(skinny[:rows], skinny)
     kernels.write_kv(qkv[:, :1024].view(4, 8, 128), qkv[:, 1024:2048].view(4, 8, 128), *cache, slots)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import multiprocessing
@@ -9,10 +10,12 @@ import os
 import threading
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 
-from engine.kernels.autotune import FINAL, FINALISTS, SCREENING, Choice, choose
+from engine.kernels.autotune import FINAL, FINALISTS, SCREENING, Choice, GraphTimer, choose
 from engine.kernels.autotune_cache import ChoiceCache, cache_folder
 
 KEY = {"operation": "linear", "device": "NVIDIA H200", "cublaslt": 130100, "rows": 8, "biased": False}
@@ -52,6 +55,83 @@ def test_the_final_round_decides_over_the_screening() -> None:
         return [times[name] if repeats == SCREENING else {"torch": 9.0, "b": 1.0}.get(name, 5.0) for name in names]
 
     assert choose("torch", ["a", "b", "c", "d", "e"], measure).candidate == "b"
+
+
+class Device:
+    """Stands for ``torch.cuda``: a clock that goes on by what replayed graphs take, and the order of replays."""
+
+    def __init__(self) -> None:
+        self.now, self.recording, self.pools, self.replayed = 0.0, None, 0, []
+
+    def install(self, patch: pytest.MonkeyPatch) -> None:
+        device = self
+
+        class Graph:
+            def capture_begin(self, pool: int | None, capture_error_mode: str) -> None:
+                assert capture_error_mode == "thread_local"
+                device.pools += pool is None
+                self.shared = device.pools if pool is None else pool
+                self.seconds, device.recording = [], self
+
+            def capture_end(self) -> None:
+                device.recording = None
+
+            def pool(self) -> int:
+                return self.shared
+
+            def replay(self) -> None:
+                device.replayed.append(self)
+                device.now += sum(self.seconds)
+
+        class Event:
+            def __init__(self, enable_timing: bool) -> None: ...
+
+            def record(self) -> None:
+                self.at = device.now
+
+            def elapsed_time(self, end: Event) -> float:
+                return 1e3 * (end.at - self.at)
+
+        stream = SimpleNamespace(synchronize=lambda: None)
+        for name, value in {
+            "Stream": lambda device: stream,
+            "stream": lambda stream: contextlib.nullcontext(),
+            "synchronize": lambda device: None,
+            "CUDAGraph": Graph,
+            "Event": Event,
+        }.items():
+            patch.setattr(torch.cuda, name, value)
+
+    def call(self, seconds: float) -> None:
+        assert self.recording is not None, "timed calls run in a graph only"
+        self.recording.seconds.append(seconds)
+
+
+def test_the_timer_replays_candidates_in_turn_and_keeps_their_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = Device()
+    device.install(monkeypatch)
+    timer = GraphTimer(torch.device("cuda"))
+    slow, fast = [lambda: device.call(3.0)] * 4, [lambda: device.call(1.0), lambda: device.call(2.0)]
+    assert timer.seconds_per_call([slow, fast], 3) == pytest.approx([3.0, 1.5])
+    first, second, *rest = device.replayed
+    assert rest == [first, second] * 3  # once each unmeasured, then in turn
+    assert timer.seconds_per_call([fast], 1) == pytest.approx([1.5])
+    assert device.pools == 1
+    timer.close()
+    timer.seconds_per_call([fast], 1)
+    assert device.pools == 2
+
+
+def test_a_call_that_fails_while_it_is_recorded_ends_the_recording(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = Device()
+    device.install(monkeypatch)
+
+    def fail() -> None:
+        raise RuntimeError("not now")
+
+    with pytest.raises(RuntimeError, match="not now"):
+        GraphTimer(torch.device("cuda")).seconds_per_call([[fail]], 1)
+    assert device.recording is None
 
 
 def test_a_choice_is_found_again_under_its_key_only(tmp_path: Path) -> None:

@@ -38,6 +38,7 @@ def test_every_kernel_compiles_and_keeps_its_values_in_registers(compiled: list[
         "_chunk_kernel",
         "_decode_kernel",
         "_gated_kernel",
+        "_narrow_kernel",
         "_norm_kernel",
         "_pick_kernel",
         "_prefill_kernel",
@@ -84,3 +85,12 @@ def test_the_skinny_linear_streams_16_bytes_at_a_time(compiled: list[dict[str, A
     for report in skinny:
         assert report["wide_streamed_loads"] >= report["sizes"]["COLUMNS"], report
         assert report["shared"] <= 256, report  # sums meet at the end only, nothing is exchanged in the loop
+
+
+def test_the_narrow_linear_keeps_two_programs_of_copies_in_flight(compiled: list[dict[str, Any]]) -> None:
+    narrow = [report for report in compiled if report["kernel"] == "_narrow_kernel"]
+    assert [report["sizes"]["ROWS"] for report in narrow] == [16, 32, 64]
+    for report in narrow:
+        assert report["wgmma"], report
+        assert report["wide_async_copies"] > 0, report
+        assert 64 * 1024 < report["shared"] <= SHARED_MEMORY // 2, report

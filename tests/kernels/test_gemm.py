@@ -296,9 +296,27 @@ def test_where_nothing_is_tuned() -> None:
 def test_a_name_that_is_none_is_no_candidate(host_lt: Any) -> None:
     problem = Problem(4, COLUMNS, DEPTH, False)
     candidates = LinearCandidates(torch.device("cpu"), BF16, CublasLt(host_lt()), True)
+    assert [n for n in candidates.names(problem._replace(rows=9), None) if n.startswith(("skinny", "narrow"))] == []
+    wide = problem._replace(rows=24, depth=256)
+    assert [n for n in candidates.names(wide, None) if n.startswith(("skinny", "narrow"))] == [
+        "narrow:64,128,4,4",
+        "narrow:32,128,4,5",
+    ]
+    assert candidates.call(wide, "narrow:64,128,4,4") is not None
+    for unsuitable in (wide._replace(rows=8), wide._replace(rows=65), wide._replace(depth=264)):
+        assert candidates.call(unsuitable, "narrow:64,128,4,4") is None
     (*_, last) = candidates.names(problem, None)
     assert last.startswith("skinny:")
-    for name in ("cublaslt:xyz", "cublaslt:00", "skinny:1,2", "skinny:a,b,c", "skinny", "mystery:1", ""):
+    for name in (
+        "cublaslt:xyz",
+        "cublaslt:00",
+        "skinny:1,2",
+        "skinny:a,b,c",
+        "narrow:1,2,3",
+        "skinny",
+        "mystery:1",
+        "",
+    ):
         assert candidates.call(problem, name) is None
     assert candidates.call(problem, last) is not None
     assert candidates.call(problem._replace(rows=9), last) is None
