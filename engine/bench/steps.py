@@ -161,16 +161,24 @@ class DecodeBench:
                 self._core.step()
             self._core.drain()
             torch.cuda.synchronize()
+        kernels = [event for event in profiler.events() if event.device_type == torch.profiler.DeviceType.CUDA]
+        spans = [(event.name, event.time_range.start, event.time_range.end) for event in kernels]
+        self.names = {name: us / 1e3 / steps for name, us in exclusive_times(spans).items()}
         parts = dict.fromkeys(COLUMNS, 0.0)
-        launches = 0
-        self.names = {}
-        for event in profiler.events():
-            if event.device_type == torch.profiler.DeviceType.CUDA:
-                ms = event.time_range.elapsed_us() / 1e3
-                parts[part_of(event.name)] += ms
-                self.names[event.name] = self.names.get(event.name, 0.0) + ms / steps
-                launches += 1
-        return {part: ms / steps for part, ms in parts.items()}, launches / steps
+        for name, ms in self.names.items():
+            parts[part_of(name)] += ms
+        return parts, len(spans) / steps
+
+
+def exclusive_times(spans: Sequence[tuple[str, float, float]]) -> dict[str, float]:
+    """By name, the time of kernels given as (name, start, end), each counted from the end of those before it: a kernel
+    that is set up while its predecessor runs spends that time waiting."""
+    times: dict[str, float] = {}
+    done = float("-inf")
+    for name, start, end in sorted(spans, key=lambda span: span[1:]):
+        times[name] = times.get(name, 0.0) + max(end - max(start, done), 0.0)
+        done = max(done, end)
+    return times
 
 
 def _integers(text: str) -> list[int]:
