@@ -73,7 +73,8 @@ class StepGraphs:
         shapes = buckets.shapes()
         inputs = torch.zeros(max((shape.size for shape in shapes), default=0), dtype=torch.int32, device=runner.device)
         pool = torch.cuda.graph_pool_handle()
-        self._steps = {shape: self._capture(shape, inputs, pool) for shape in shapes}
+        stream = torch.cuda.Stream(runner.device)  # one for all: cuBLAS keeps a workspace for each it has met
+        self._steps = {shape: self._capture(shape, inputs, pool, stream) for shape in shapes}
         self.pool_bytes = _pool_bytes(pool)
         logger.info(
             "%d steps captured in %.1f s; they hold %.0f MiB",
@@ -85,7 +86,7 @@ class StepGraphs:
     def __len__(self) -> int:
         return len(self._steps)
 
-    def _capture(self, shape: StepShape, inputs: torch.Tensor, pool: Any) -> CapturedStep:
+    def _capture(self, shape: StepShape, inputs: torch.Tensor, pool: Any, stream: torch.cuda.Stream) -> CapturedStep:
         runner = self._runner
         views = shape.carve(runner.upload(shape, StepRows.none(), inputs))  # padding rows only
 
@@ -101,7 +102,6 @@ class StepGraphs:
             )
             return runner.forward(shape, views, metadata)
 
-        stream = torch.cuda.Stream(runner.device)
         stream.wait_stream(torch.cuda.current_stream(runner.device))
         with torch.cuda.stream(stream):
             forward()
