@@ -9,6 +9,7 @@ import pytest
 from engine import ContinuousBatchingConfig
 from engine.bench.oracle import StepwiseEngine, Wish
 from engine.bench.tiny_models import TINY_MODELS, tiny_model
+from engine.runner.batch import StepShape
 
 
 def engine_of(model: Any, **settings: Any) -> StepwiseEngine:
@@ -40,6 +41,23 @@ def test_the_ledger_says_what_torch_allocates(name: str, num_blocks: int, page_s
     assert allocated(engine) == pytest.approx(ledger.kv_cache, rel=0.02)
     weights = {p.untyped_storage().data_ptr(): p.untyped_storage().nbytes() for p in model.parameters()}
     assert sum(weights.values()) == pytest.approx(ledger.weights, rel=0.02), "fused in place: no second copy"
+    engine.core.close()
+
+
+@pytest.mark.parametrize("max_requests", [1, 8, 64])
+@pytest.mark.parametrize("name", ["tiny-llama", "tiny-gemma2"])
+def test_the_ledger_says_what_a_step_carries(name: str, max_requests: int) -> None:
+    """The largest step there can be: as many rows as are allowed, all of them prompts of the longest sequence."""
+    engine = engine_of(
+        tiny_model(name), num_blocks=600, max_batch_tokens=256, max_requests_per_batch=max_requests, page_size=16
+    )
+    config = engine.core.config
+    pages = 1024 // 16 + 1
+    groups = len(config.layout.groups)
+    largest = StepShape(
+        decodes=0, prefills=max_requests, prefill_tokens=256, samples=max_requests, width=pages, groups=groups
+    )
+    assert 4 * largest.size == pytest.approx(config.ledger.step_buffers, rel=0.02)
     engine.core.close()
 
 
