@@ -22,6 +22,7 @@ from typing import Any
 from harness.clock import Clock, RealClock
 from harness.driver import Drive, drive
 from harness.errors import one_line
+from harness.journal import Journal, Known, discard
 from harness.preparation import load_or_outline, warmup_of, workload_of
 from harness.record import ConfigValue, Outcome, RunRecord
 from harness.recorder import Recorder
@@ -68,6 +69,7 @@ def main(argv: list[str] | None = None) -> int:
         from harness.store import write_result
 
         write_result(Path(spec["out"]), compute_tables(record))
+        discard(Path(spec["out"]))
         if record.status != "ok":
             report.send(error=record.error, status=record.status, written=True)
             return 1
@@ -136,6 +138,12 @@ def measure(spec: Mapping[str, Any], report: Report, clock: Clock) -> RunRecord:
         calibration = calibrate(clock).as_dict() if settings["calibrate"] else None
 
         recorder = Recorder(workload)
+        config = backend.config()
+        environment = _environment(spec, loaded, device if here else None, workload, config)
+        environment["memory.free_at_start_bytes"] = free_at_start
+        settled = [*config, *_harness_config(spec)]
+        known = Known(identity, load_s if here else None, warmup_s, settled, environment, calibration)
+        journal = Journal(Path(spec["out"]), known, recorder.records())
         telemetry = Telemetry(settings["telemetry_interval_ms"], _gpu_probe(device), clock)
         if here:
             _reset_peaks(device)
@@ -144,21 +152,21 @@ def measure(spec: Mapping[str, Any], report: Report, clock: Clock) -> RunRecord:
         gc.freeze()
         free_before = free_bytes(device)
         report.phase("measuring")
-        ticker = Ticker(report.send, recorder)
+        ticker = Ticker(report.send, recorder, journal, telemetry)
         collections = GcLog(clock)
         collections.start()
         telemetry.start()
+        ticker.start()
         cpu_before = CpuReading.now(clock)
         try:
             result = drive(workload, backend, recorder, clock, settings["timeout_s"])
         finally:
             cpu_after = CpuReading.now(clock)
             collections.stop()
-            ticker.stop()
             telemetry.stop()
+            ticker.stop()
         peaks = (_peaks(device) | {"peak_rss_bytes": telemetry.peak("rss_bytes")}) if here else {}
-        config, steps = backend.config(), backend.steps()
-        counters, memory = backend.counters(), backend.memory()
+        steps, counters, memory = backend.steps(), backend.counters(), backend.memory()
     finally:
         backend.stop()
     recorder.check()
@@ -169,10 +177,10 @@ def measure(spec: Mapping[str, Any], report: Report, clock: Clock) -> RunRecord:
         t_end_ns=result.t_end_ns,
         load_s=load_s if here else None,
         warmup_s=warmup_s,
-        config=[*config, *_harness_config(spec)],
-        environment=_environment(spec, loaded, device if here else None, workload, config)
+        config=settled,
+        environment=environment
         | machine_load(cpu_before, cpu_after, os.cpu_count())
-        | {"memory.free_at_start_bytes": free_at_start, "memory.free_before_first_request_bytes": free_before},
+        | {"memory.free_before_first_request_bytes": free_before},
         steps=steps,
         counters=counters,
         memory=memory | peaks | reconcile(memory | peaks, telemetry.peak("gpu_own_bytes")),

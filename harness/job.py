@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from harness import manifest, provenance, store
+from harness import journal, manifest, provenance, store
 from harness.blocks import Place
 from harness.config import check, config_hash
 from harness.errors import RunFailed, one_line
@@ -24,7 +24,7 @@ from harness.isolate import Limits, run_isolated
 from harness.manifest import JobState
 from harness.metrics import compute_tables
 from harness.progress import JobDisplay
-from harness.record import RunRecord
+from harness.record import Outcome, RunRecord
 from harness.slo import read_slo
 
 SPEC_FILE = "job.json"
@@ -155,6 +155,7 @@ def _run_once(job: Job, repeat: int, directory: Path) -> tuple[str, str | None]:
     measure = job.config["measure"]
     title = job.title if len(job.repeats) == 1 else f"{job.title} repeat {repeat}"
     directory.mkdir(parents=True, exist_ok=True)
+    journal.discard(directory)  # of an earlier attempt
     spec = directory / SPEC_FILE
     spec.write_text(json.dumps(_specification(job, repeat, directory), indent=1))
     written, ended = False, 0
@@ -178,9 +179,7 @@ def _run_once(job: Job, repeat: int, directory: Path) -> tuple[str, str | None]:
         except KeyboardInterrupt:
             if not written:
                 _write_failed_row(job, repeat, directory, RunFailed("interrupted by Ctrl-C"))
-            display.finish(
-                f"interrupted after {ended} requests" if written else "interrupted, nothing kept of this run"
-            )
+            display.finish(f"interrupted after {ended} requests")
             raise
         display.finish(_headline(directory))
     return "ok", None
@@ -212,14 +211,23 @@ def _try_failed_row(job: Job, repeat: int, directory: Path, failure: RunFailed) 
             _log(directory, failure.detail)
     for partial in directory.glob(".partial-*"):  # of a child that was ended while writing
         shutil.rmtree(partial, ignore_errors=True)
-    record = RunRecord(
-        identity=job.identity(repeat),
-        status="timeout" if failure.status == "timeout" else "failed",
-        error=failure.cause,
-        environment=provenance.collect(_command_line(job.overrides), device=None),
-        slo=read_slo(job.config["slo"]),
-    )
+    record = journal.recover(directory)
+    if record is None:  # it had not begun to measure
+        record = RunRecord(
+            identity=job.identity(repeat), environment=provenance.collect(_command_line(job.overrides), device=None)
+        )
+    record.status = "timeout" if failure.status == "timeout" else "failed"
+    record.error = failure.cause + _kept(record)
+    record.slo = read_slo(job.config["slo"])
     store.write_result(directory, compute_tables(record))
+    journal.discard(directory)
+
+
+def _kept(record: RunRecord) -> str:
+    if not record.requests:
+        return ""
+    ended = sum(r.outcome is not Outcome.UNFINISHED for r in record.requests)
+    return f"; {ended} of {len(record.requests)} requests had ended"
 
 
 def _log(directory: Path, text: str) -> None:

@@ -54,6 +54,10 @@ class Telemetry:
         """Rows of the telemetry table, ``t_s`` after ``t_start_ns`` (samples before it are dropped)."""
         return [{"t_s": (t_ns - t_start_ns) / NS_PER_S, **row} for t_ns, row in self._samples if t_ns >= t_start_ns]
 
+    def since(self, n: int) -> list[tuple[int, dict[str, Any]]]:
+        """The samples after the first ``n``, each with its time in ``perf_counter_ns``."""
+        return self._samples[n:]
+
     def _run(self) -> None:
         while True:
             last = self._stopped.is_set()

@@ -6,6 +6,8 @@ import signal
 import time
 from pathlib import Path
 
+import psutil
+
 from harness import manifest
 from harness.store import read_result
 
@@ -145,6 +147,29 @@ def test_an_interrupted_run_keeps_the_requests_that_had_ended(start_bench, tmp_p
     run = tables["runs"].iloc[0]
     assert (run.status, run.error) == ("failed", f"interrupted: {6 - ended} of 6 requests unfinished")
     assert [s.state for s in manifest.latest(folder)] == ["interrupted"]
+
+
+def test_a_killed_run_keeps_what_it_had_measured(start_bench, tmp_path):
+    """As the kernel's OOM killer does it: SIGKILL to the measured process while requests are being answered."""
+    process = start_bench("engine=null", "engine.itl_ms=200", "arrival=constant", "arrival.rate=2")
+    give_up = time.monotonic() + 100
+    while not (found := [j for j in tmp_path.glob("results/runs/*/.journal") if j.stat().st_size > 12_000]):
+        assert time.monotonic() < give_up
+        assert process.poll() is None, process.stderr.read()
+        time.sleep(0.05)
+    (child,) = psutil.Process(process.pid).children()
+    child.kill()
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert "SIGKILL while measuring (out of memory?" in said
+    tables = read_result(found[0].parent)
+    run = tables["runs"].iloc[0]
+    assert run.status == "failed"
+    assert re.search(r"SIGKILL .*; \d of 6 requests had ended$", run.error)
+    assert run.n_unfinished > 0
+    assert tables["requests"]["output_tokens"].sum() > 0
+    assert len(tables["telemetry"]) > 0
+    assert not found[0].exists()
 
 
 def test_a_second_sweep_is_not_pooled_into_the_first(bench, tmp_path):

@@ -9,6 +9,9 @@ import pytest
 from harness import job as jobs
 from harness import manifest, store
 from harness.errors import RunFailed
+from harness.journal import Journal, Known
+from harness.record import Outcome
+from harness.recorder import Recorder
 
 VALUES = {
     "engine": {"name": "ours"},
@@ -76,3 +79,57 @@ def test_an_interrupted_job_keeps_the_tables_of_its_repeats(tmp_path, monkeypatc
     runs = store.read_result(tmp_path, ("runs",))["runs"]
     assert list(runs["error"]) == ["page_size 3 is too small", "interrupted by Ctrl-C"]
     assert manifest.latest(tmp_path)[0].state == "interrupted"
+
+
+@pytest.mark.parametrize(
+    ("end", "status", "error"),
+    [
+        (RunFailed("the measured process was ended by SIGKILL while measuring"), "failed", "SIGKILL"),
+        (RunFailed("still measuring after 31 s; ended", status="timeout"), "timeout", "still measuring after 31 s"),
+        (RunFailed("SinkViolation: second end of 'r0'"), "failed", "second end"),
+        (KeyboardInterrupt(), "failed", "interrupted by Ctrl-C"),
+    ],
+)
+def test_a_run_that_was_killed_keeps_what_it_had_measured(job, fakes, monkeypatch, end, status, error):
+    """Three requests: one had ended, one was generating, one was not sent. The journal is gone with the row written."""
+
+    def measure_and_die(spec, *args):
+        recorder = Recorder(fakes.workload([0.0, 0.0, 9.0]))
+        known = Known({"run_id": "r", "engine": "ours", "workload_hash": "w"}, 1.0, 2.0, [], {"k": 1}, None)
+        journal = Journal(spec.parent, known, recorder.records())
+        recorder.started(10**9)
+        for k in (0, 1):
+            recorder.sent(f"r{k}", 10**9, 10**9)
+            recorder.on_tokens(f"r{k}", [7], 10**9 + 50_000_000)
+        recorder.on_tokens("r1", [8, 9], 10**9 + 80_000_000)
+        recorder.on_end("r0", Outcome.OK_LENGTH, 10**9 + 50_000_000)
+        journal.add(recorder.take_changes(), recorder.t_start_ns, [(10**9, {"rss_bytes": 5})])
+        journal.close()
+        raise end
+
+    monkeypatch.setattr(jobs, "run_isolated", measure_and_die)
+    if isinstance(end, KeyboardInterrupt):
+        with pytest.raises(KeyboardInterrupt):
+            jobs.run_job(job)
+    else:
+        assert jobs.run_job(job) == status
+    tables = store.read_result(job.directory)
+    run = tables["runs"].iloc[0]
+    assert (run.status, run.workload_hash, run.load_s) == (status, "w", 1.0)
+    assert error in run.error
+    assert run.error.endswith("; 1 of 3 requests had ended")
+    assert (run.n_requests, run.n_ok, run.n_failed, run.n_unfinished) == (3, 1, 0, 2)
+    assert (run.ttft_p50_ms, run.wall_s) == (50, 0.08)
+    assert [list(ids) for ids in tables["tokens"]["token_ids"]] == [[7], [7, 8, 9], []]
+    assert tables["requests"]["t_submit_s"].isna().tolist() == [False, False, True]
+    assert tables["telemetry"]["rss_bytes"].tolist() == [5]
+    assert not list(job.directory.glob(".journal"))
+
+
+def test_a_journal_of_an_earlier_attempt_is_not_taken_for_this_ones(job, tmp_path, monkeypatch):
+    job.directory.mkdir()
+    (job.directory / ".journal").write_bytes(b"old")
+    monkeypatch.setattr(jobs, "run_isolated", fail)
+    jobs.run_job(job)
+    assert store.read_result(job.directory)["runs"].iloc[0].error == "page_size 3 is too small"
+    assert not (job.directory / ".journal").exists()
