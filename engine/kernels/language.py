@@ -111,3 +111,12 @@ def wait_for_predecessor(PDL: tl.constexpr):
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
+
+
+@triton.jit
+def prefetch(pointers):
+    """Bring the cache lines of ``pointers`` into the L2 cache. Not a read: it may come before `wait_for_predecessor`,
+    whoever writes there. Not for the interpreter."""
+    tl.inline_asm_elementwise(
+        "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [pointers], dtype=tl.int32, is_pure=False, pack=1
+    )

@@ -2,8 +2,8 @@
 
 Weights are the left operand (their rows fill a tensor core's tile, the few input rows need no padding to 64 or 128), a
 program owns a tile of weight rows over the whole depth, and several stages of asynchronous copies keep its share of the
-memory's bandwidth in flight. Nothing is split over the depth: meant for layers with enough weight rows to fill the
-machine. fp32 sums, rounded once.
+memory's bandwidth in flight; the first weights are on their way into the L2 cache while the kernel before still runs.
+Nothing is split over the depth: meant for layers with enough weight rows to fill the machine. fp32 sums, rounded once.
 
 Bytes: ``columns * depth * itemsize``; inputs come from the L2 cache once a tile.
 """
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import torch
 
-from engine.kernels.language import after_predecessor, dot_operand, tl, triton, wait_for_predecessor
+from engine.kernels.language import after_predecessor, dot_operand, prefetch, tl, triton, wait_for_predecessor
 
 MIN_ROWS, MAX_ROWS = 9, 64
 
@@ -63,12 +63,16 @@ def _narrow_kernel(
     OPERAND: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    wait_for_predecessor(PDL)
     row = tl.arange(0, ROWS)
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     k = tl.arange(0, DEPTH)
     # Rows and columns past the end read the last one again: no mask in the loop.
-    weights = weight + tl.minimum(column, columns - 1).to(tl.int64)[:, None] * depth + k[None, :]
+    first = weight + tl.minimum(column, columns - 1).to(tl.int64)[:, None] * depth
+    if PDL:
+        line: tl.constexpr = 1024 // weight.dtype.element_ty.primitive_bitwidth
+        prefetch(first + (tl.arange(0, DEPTH // line) * line)[None, :])
+    wait_for_predecessor(PDL)
+    weights = first + k[None, :]
     values = inputs + tl.minimum(row, rows - 1)[None, :] * inputs_stride + k[:, None]
     sums = tl.zeros((COLUMNS, ROWS), dtype=tl.float32)
     for start in range(0, depth, DEPTH):

@@ -1,8 +1,9 @@
 """A linear layer of one to eight rows: bounded by reading the weights once.
 
-A program owns a few weight rows and walks along them; every weight is read once, 16 bytes a thread, marked to leave
-the cache first, and multiplied with all rows of the input, which stay in the cache. Sums are kept per lane in fp32 and
-added up at the end, so nothing is exchanged between threads on the way.
+A program owns a few weight rows and walks along them; every weight is read once, 16 bytes a thread, marked to leave the
+cache first, and multiplied with all rows of the input, which stay in the cache. Sums are kept per lane in fp32 and
+added up at the end, so nothing is exchanged between threads on the way. The first weights are on their way into the L2
+cache while the kernel before still runs.
 
 Bytes: ``columns * depth * itemsize``. Source of the shape: GEMV kernels of SGLang and vLLM for Hopper, in words only.
 """
@@ -13,7 +14,7 @@ from dataclasses import dataclass
 
 import torch
 
-from engine.kernels.language import after_predecessor, tl, triton, wait_for_predecessor
+from engine.kernels.language import after_predecessor, prefetch, tl, triton, wait_for_predecessor
 
 MAX_ROWS = 8
 
@@ -59,12 +60,16 @@ def _skinny_kernel(
     BIASED: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    wait_for_predecessor(PDL)
     row = tl.arange(0, BLOCK_ROWS)[:, None, None]
     column = (tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS))[None, :, None]
     k = tl.arange(0, DEPTH)[None, None, :]
     # Columns past the end read the last one again: no mask in the loop.
-    weights = weight + tl.minimum(column, columns - 1).to(tl.int64) * depth + k
+    first = weight + tl.minimum(column, columns - 1).to(tl.int64) * depth
+    if PDL:
+        line: tl.constexpr = 1024 // weight.dtype.element_ty.primitive_bitwidth
+        prefetch(first + tl.minimum(tl.arange(0, DEPTH // line) * line, depth - 1)[None, None, :])
+    wait_for_predecessor(PDL)
+    weights = first + k
     values = inputs + tl.minimum(row, ROWS - 1) * inputs_stride + k
     sums = tl.zeros((BLOCK_ROWS, COLUMNS, DEPTH), dtype=tl.float32)
     whole = depth // DEPTH * DEPTH
