@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 from collections.abc import Callable
 from types import ModuleType
@@ -33,13 +34,7 @@ class NvmlGpu:
     """
 
     def __init__(self, uuid: str, nvml: ModuleType | Any = None) -> None:
-        if nvml is None:
-            try:
-                import pynvml as nvml
-            except ImportError as error:
-                raise RuntimeError(
-                    f"NVML is not installed ({error}); install nvidia-ml-py for GPU telemetry"
-                ) from error
+        nvml = _pynvml() if nvml is None else nvml
         self._nvml = nvml
         try:
             nvml.nvmlInit()
@@ -109,3 +104,10 @@ class NvmlGpu:
             return reading()
         except (self._nvml.NVMLError, AttributeError):  # not reported by this board, driver or version of the binding
             return None
+
+
+def _pynvml() -> ModuleType:
+    try:
+        return importlib.import_module("pynvml")
+    except ImportError as error:
+        raise RuntimeError(f"NVML is not installed ({error}); install nvidia-ml-py for GPU telemetry") from error

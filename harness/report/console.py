@@ -100,10 +100,13 @@ def _failures(arm: Arm) -> str:
 
 
 def _remarks(results: Results, arms: list[Arm]) -> list[str]:
+    from harness.report.memory import ledger_sentences
+    from harness.report.slo import slo_sentences
     from harness.report.validity import PERCENTILES, validity_notes
 
     lines = []
     shown = {metric: name for metric, name in PERCENTILES.items() if metric in _LATENCIES}
     if any(len(a.measured) > 1 for a in arms):
         lines.append("Medians over repeats, range in brackets; ratios are of equal repeats.")
+    lines += [*slo_sentences(arms), *ledger_sentences(results, arms)]
     return lines + [f"! {note}" for note in (*validity_notes(results, arms, shown), *results.notes)]

@@ -7,13 +7,16 @@ import shlex
 from collections.abc import Sequence
 from html import escape
 
+import pandas as pd
+
 from harness.report.arms import Arm
 from harness.report.config_diff import ENGINE_ONLY, Difference, config_differences
 from harness.report.page import details, section, text_table
-from harness.report.quantity import UNKNOWN
+from harness.report.quantity import UNKNOWN, number
 from harness.report.read import Results, decoded, facts
 
 _SHOWN_ELSEWHERE = ("command_line", "identity.question")
+_MOST_DIVERGENCES = 30
 _LONGEST = 400  # characters of a value that are shown; the tables hold the rest
 
 
@@ -114,6 +117,36 @@ def failures_section(results: Results, arms: Sequence[Arm]) -> str:
         "<h3>Runs</h3>" + text_table(["run", "arm", "status", "error"], runs) if runs else "",
         "<h3>Requests</h3>" + text_table(["arm", "outcome", "requests", "first error"], groups) if groups else "",
         "<h3>Jobs</h3>" + text_table(["job", "overrides", "state", "error"], jobs) if jobs else "",
+    )
+
+
+def divergences_section(results: Results, arms: Sequence[Arm]) -> str:
+    """Requests whose answers are not the reference's, with the margin between the candidates; "" if there are none."""
+    table = results.tables["divergences"]
+    if table.empty:
+        return ""
+    label = {str(r): a.label for a in arms for r in a.runs["run_id"]}
+    rows = [
+        [
+            label.get(str(d["run_id"]), str(d["run_id"])),
+            str(d["request_id"]),
+            str(d["index"]),
+            str(d["kind"]),
+            number(None if pd.isna(d["margin"]) else float(d["margin"])),
+            number(None if pd.isna(d["limit"]) else float(d["limit"])),
+            str(d["verdict"]),
+            "" if pd.isna(d["note"]) else str(d["note"]),
+        ]
+        for d in table.head(_MOST_DIVERGENCES).to_dict("records")
+    ]
+    more = len(table) - len(rows)
+    header = ["arm", "request", "token", "kind", "margin", "limit", "verdict", "note"]
+    return section(
+        "Other answers than the reference",
+        "<p>First difference of each request. The margin is how far the lower of the two candidates lies below the "
+        "best logit of the model itself, re-scored in float32; up to the limit its dtype cannot tell them apart.</p>",
+        text_table(header, rows),
+        f"<p>{more} more are in divergences.parquet.</p>" if more else "",
     )
 
 

@@ -12,12 +12,21 @@ from matplotlib.figure import Figure
 
 from harness.report import plots
 from harness.report.arms import Arm, by_facet, group_arms, memory_metric
-from harness.report.evidence import failures_section, provenance_section, reproduce_section, settings_section
+from harness.report.evidence import (
+    divergences_section,
+    failures_section,
+    provenance_section,
+    reproduce_section,
+    settings_section,
+)
 from harness.report.headline import headlines
+from harness.report.memory import ledger_section
 from harness.report.page import page, section
 from harness.report.plots.figure import series_colours
 from harness.report.read import Results, facts, read_results
 from harness.report.results_table import MEMORY_HEADINGS, METRIC_HEADINGS, results_table
+from harness.report.slo import slo_section, slo_sentences
+from harness.report.slowest import slowest_section
 from harness.report.validity import validity_notes
 
 FILE = "report.html"
@@ -42,7 +51,11 @@ def write_report(directory: Path | str) -> Path:
         [
             _head(title, results, arms),
             section("Results", results_table(results, arms)),
+            slo_section(results, arms),
             *_plot_sections(results, arms),
+            slowest_section(results, arms),
+            ledger_section(results, arms),
+            divergences_section(results, arms),
             failures_section(results, arms),
             settings_section(results, arms),
             provenance_section(results),
@@ -77,7 +90,7 @@ def _head(title: str, results: Results, arms: Sequence[Arm]) -> str:
     n = len(runs)
     facts_line.append(f"{n} run{'s' if n != 1 else ''} in {len(arms)} arm{'s' if len(arms) != 1 else ''}")
     parts.append(f'<p class="soft">{" · ".join(facts_line)}</p>')
-    parts += [f'<p class="headline">{escape(sentence)}</p>' for sentence in headlines(arms)]
+    parts += [f'<p class="headline">{escape(sentence)}</p>' for sentence in (*headlines(arms), *slo_sentences(arms))]
     notes = [*validity_notes(results, arms), *results.notes]
     if notes:
         items = "".join(f"<li>{escape(note)}</li>" for note in notes)

@@ -25,6 +25,9 @@ _NEEDED: dict[str, tuple[str, ...] | None] = {
     "environment": None,
     "telemetry": None,
     "memory_ledger": None,
+    "tails": None,
+    "divergences": None,
+    "calibration": None,
 }
 
 

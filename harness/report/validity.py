@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import pandas as pd
+
 from harness import manifest
 from harness.report.arms import Arm, by_facet
 from harness.report.quantity import number
@@ -14,12 +16,23 @@ BUSY_SHARE = 0.25
 """Share of the machine's cores that others may use while something is measured, before the report says so."""
 
 
+THROTTLED_SHARE = 0.05
+"""Share of the samples in which the GPU's clocks may be held down before the report says so."""
+
+CALIBRATION_LIMITS = {
+    "ttft_error_p50_ms": (0.2, "ms"),
+    "itl_error_p50_ms": (0.2, "ms"),
+    "last_lag_ms": (1.0, "ms"),
+    "overhead_us_per_token": (20.0, "µs"),
+}
+"""What the harness promises to add at most; a calibration beyond it makes small differences of its arm doubtful."""
+
 PERCENTILES = {"ttft_p99_ms": "TTFT", "itl_p99_ms": "ITL"}
 
 
 def validity_notes(results: Results, arms: Sequence[Arm], percentiles: Mapping[str, str] = PERCENTILES) -> list[str]:
-    """Failed runs, token mismatches, unequal workloads, arms of mixed runs, a busy machine, a late sender, few
-    samples, no repeats; [] if all is well.
+    """Failed runs, token mismatches, unequal workloads, arms of mixed runs, a busy machine or GPU, held clocks, a late
+    sender, a harness out of its bounds, a load that never stood still, few samples, no repeats; [] if all is well.
 
     Args:
         percentiles: the 99th percentiles that are shown, with their names.
@@ -31,7 +44,11 @@ def validity_notes(results: Results, arms: Sequence[Arm], percentiles: Mapping[s
         *_mixed_configs(results, arms),
         *_double_repeats(arms),
         *_busy_machine(results, arms),
+        *_shared_gpu(results, arms),
+        *_throttled(arms),
         *_late_sender(arms),
+        *_uncalibrated(results, arms),
+        *_unsteady(arms),
         *_few_samples(arms, percentiles),
         *_no_repeats(arms),
     ]
@@ -53,10 +70,21 @@ def _bad_runs(results: Results) -> list[str]:
 
 
 def _other_tokens(arms: Sequence[Arm]) -> list[str]:
-    wrong = [a for a in arms if a.tokens_match is False]
-    return (
-        [f"Other token ids than the reference: {_names(wrong)}. Its speed is that of another output."] if wrong else []
-    )
+    lines = []
+    wrong = [a for a in arms if (a.runs["gate"] == "failed").any()]
+    if wrong:
+        lines.append(f"Wrong answers: {_names(wrong)} (see below). Its speed is that of another output.")
+    ties = [a for a in arms if (a.runs["gate"] == "explained").any() and a not in wrong]
+    if ties:
+        lines.append(
+            f"Some token ids differ from the reference's, each first where the model itself is undecided: "
+            f"{_names(ties)}."
+        )
+    # Results of before the gate only know that something differed.
+    unknown = [a for a in arms if a.tokens_match is False and a.runs["gate"].isna().all()]
+    if unknown:
+        lines.append(f"Other token ids than the reference: {_names(unknown)}. Its speed is that of another output.")
+    return lines
 
 
 def _unequal_workloads(arms: Sequence[Arm]) -> list[str]:
@@ -111,6 +139,49 @@ def _busy_machine(results: Results, arms: Sequence[Arm]) -> list[str]:
             shown = "" if average is None else f", load {average:.1f} at the start"
             busy.append(f"{arm.label} (others used {worst['others_cores']:.1f} of {worst['cores']:g} cores{shown})")
     return [f"The machine was busy while this was measured: {', '.join(busy)}."] if busy else []
+
+
+def _shared_gpu(results: Results, arms: Sequence[Arm]) -> list[str]:
+    environment = results.tables["environment"]
+    rows = environment[(environment["key"] == "gpu.other_processes") & environment["value"].notna()]
+    shared = {r["run_id"] for r in rows.to_dict("records") if isinstance(n := decoded(r["value"]), int) and n > 0}
+    named = [a for a in arms if shared & set(a.measured["run_id"])]
+    return [f"Other processes used the GPU: {_names(named)}."] if named else []
+
+
+def _throttled(arms: Sequence[Arm]) -> list[str]:
+    held = [(a, s) for a in arms if (s := a.spread("throttled_share")) and s.high > THROTTLED_SHARE]
+    if not held:
+        return []
+    shown = ", ".join(f"{arm.label} ({100 * share.high:.0f} % of the samples)" for arm, share in held)
+    return [f"The GPU's clocks were held down (power or heat, see telemetry): {shown}."]
+
+
+def _uncalibrated(results: Results, arms: Sequence[Arm]) -> list[str]:
+    calibration = results.tables["calibration"]
+    outside = []
+    for arm in arms:
+        own = calibration[calibration["run_id"].isin(arm.measured["run_id"])]
+        for column, (limit, unit) in CALIBRATION_LIMITS.items():
+            worst = own[column].max()
+            if pd.notna(worst) and worst > limit:
+                outside.append(f"{arm.label} ({column.rpartition('_')[0]} {number(float(worst))} of {limit:g} {unit})")
+                break
+    if not outside:
+        return []
+    return [f"The harness did not give a known schedule back within its bounds here: {', '.join(outside)}."]
+
+
+def _unsteady(arms: Sequence[Arm]) -> list[str]:
+    """Loads that never stood still. A burst has no steady state by its nature and is no warning."""
+    lines = []
+    for state, text in (
+        ("saturated", "The queue grew to the end (saturated): latencies are of this run's length, no steady state"),
+        ("non_stationary", "The load never stood still: no steady window, so no rates of one"),
+    ):
+        if named := [a for a in arms if (a.measured["steady_state"] == state).any()]:
+            lines.append(f"{text}: {_names(named)}.")
+    return lines
 
 
 def _late_sender(arms: Sequence[Arm]) -> list[str]:
