@@ -48,8 +48,8 @@ def ledger_section(results: Results, arms: Sequence[Arm]) -> str:
     return section(
         "Memory",
         "<p>First repeat of each arm. Residual: what the allocator (on a CPU: the whole process) held at its peak "
-        "beyond the ledger. Outside torch: what NVML saw of this process beyond torch's reserve. Torch's peaks cover its "
-        "own allocator exactly; NVML is sampled and covers everything, so short peaks may be missing from it.</p>",
+        "beyond the ledger. Outside torch: what NVML saw of this process beyond torch's reserve. Torch's peaks cover "
+        "its own allocator exactly; NVML is sampled and covers everything, so short peaks may be missing from it.</p>",
         text_table(["line", *ledgers], rows),
     )
 
