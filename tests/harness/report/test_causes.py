@@ -133,10 +133,10 @@ def test_notes_of_gpu_calibration_and_load(results_of: Callable) -> None:
         "Wrong answers: ours (see below). Its speed is that of another output.",
         "Some token ids differ from the reference's, each first where the model itself is undecided: static.",
         "Other processes used the GPU: static, ours.",
-        "The GPU's clocks were held down (power or heat, see telemetry): static (30 % of the samples), ours (30 % of the "
-        "samples).",
-        "The harness did not give a known schedule back within its bounds here: static (itl_error_p50 0.300 of 0.2 ms), "
-        "ours (itl_error_p50 0.300 of 0.2 ms).",
+        "The GPU's clocks were held down (power or heat, see telemetry): static (30 % of the samples), ours (30 % of "
+        "the samples).",
+        "The harness did not give a known schedule back within its bounds here: static (itl_error_p50 0.300 of 0.2 "
+        "ms), ours (itl_error_p50 0.300 of 0.2 ms).",
     ):
         assert expected in notes
     assert any(note.startswith("The queue grew to the end (saturated)") for note in notes)
