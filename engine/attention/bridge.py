@@ -18,6 +18,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from engine.attention.base import AttentionBackend, write_kv
 from engine.attention.metadata import AttentionMetadata
+from engine.attention.opaque import opaque, padded
 
 ATTENTION_NAME = "cb_paged"
 """Under this name our function is known to transformers. transformers builds no mask for a name it has no mask
@@ -99,32 +100,46 @@ def paged_attention_forward(
 ) -> tuple[torch.Tensor, None]:
     """transformers' attention function signature: query [1, heads, tokens, head_dim], key and value
     [1, kv_heads, tokens, head_dim]; returns [1, tokens, heads, head_dim]."""
+    if kwargs.get("s_aux") is not None or getattr(module, "sinks", None) is not None:
+        raise ValueError("attention sinks are not supported")
+    call = _attend_operator if torch.compiler.is_compiling() else _attend
+    scale = scaling if scaling is not None else query.shape[-1] ** -0.5
+    return call(query, key, value, int(module.layer_idx), scale, softcap), None  # type: ignore[arg-type]
+
+
+def _attend(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, layer: int, scale: float, softcap: float | None
+) -> torch.Tensor:
+    """Keys and values into the cache, then attention; shapes as in `paged_attention_forward`."""
     context: ForwardContext | None = getattr(_active, "context", None)
     if context is None:
         raise RuntimeError(
             "the model is being used by a running continuous batching manager; call it from another thread only "
             "after manager.stop()"
         )
-    if kwargs.get("s_aux") is not None or getattr(module, "sinks", None) is not None:
-        raise ValueError("attention sinks are not supported")
-    group, key_cache, value_cache = context.layer_caches[int(module.layer_idx)]  # type: ignore[arg-type]
+    group, key_cache, value_cache = context.layer_caches[layer]
+    kv_slots = context.metadata.groups[group].kv_slots
+    tokens, count = query.shape[2], kv_slots.shape[0]  # a compiled pass may carry padding behind the step's tokens
     write_kv(
-        key[0].transpose(0, 1),
-        value[0].transpose(0, 1),
-        key_cache,
-        value_cache,
-        context.metadata.groups[group].kv_slots,
+        key[0, :, :count].transpose(0, 1), value[0, :, :count].transpose(0, 1), key_cache, value_cache, kv_slots
     )
     output = context.backend.attend(
-        query[0].transpose(0, 1).contiguous(),
-        key_cache,
-        value_cache,
-        context.metadata,
-        group,
-        scaling if scaling is not None else query.shape[-1] ** -0.5,
-        softcap,
+        query[0, :, :count].transpose(0, 1).contiguous(), key_cache, value_cache, context.metadata, group, scale, softcap
     )
-    return output.unsqueeze(0), None
+    return padded(output, tokens).unsqueeze(0)
 
+
+def _attended_like(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, layer: int, scale: float, softcap: float | None
+) -> torch.Tensor:
+    _, heads, tokens, dim = query.shape
+    return query.new_empty((1, tokens, heads, dim))
+
+
+_attend_operator = opaque(
+    "paged_attention",
+    "(Tensor query, Tensor key, Tensor value, int layer, float scale, float? softcap) -> Tensor",
+    _attended_like,
+)(_attend)
 
 ALL_ATTENTION_FUNCTIONS.register(ATTENTION_NAME, paged_attention_forward)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from contextlib import AbstractContextManager
 from typing import Protocol
 
 import torch
@@ -37,3 +39,31 @@ class Executor(Protocol):
     def close(self) -> None:
         """Leave the model as it was found."""
         ...
+
+
+class TraceableExecutor(ABC):
+    """An executor whose forward pass is a function of tensors alone, so that torch.compile sees one graph.
+
+    The step's rows and the cache do not pass through that graph: attention is an operator that finds them in the
+    context which `during` opens in the calling thread. The graph may therefore be given more tokens than the step has
+    (padding behind them): attention looks at the step's own only and gives zeros for the others.
+    """
+
+    @abstractmethod
+    def during(self, positions: torch.Tensor, metadata: AttentionMetadata) -> AbstractContextManager[None]:
+        """Inside, this thread's attention calls are those of the step."""
+
+    @abstractmethod
+    def forward(self, ids: torch.Tensor, positions: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+        """`logits` inside `during`; may be traced."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Leave the model as it was found."""
+
+    def logits(
+        self, ids: torch.Tensor, positions: torch.Tensor, metadata: AttentionMetadata, index: torch.Tensor
+    ) -> torch.Tensor:
+        """As `Executor.logits`."""
+        with self.during(positions, metadata):
+            return self.forward(ids, positions, index)

@@ -7,20 +7,24 @@ that sample. fp32 results equal transformers' forward pass up to the order of su
 
 from __future__ import annotations
 
-from dataclasses import replace
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from engine.attention import AttentionBackend, AttentionMetadata
+from engine.attention.opaque import opaque, padded
 from engine.kernels.gemm import tuned_linear
-from engine.models.base import LayerCaches
+from engine.models.base import LayerCaches, TraceableExecutor
 from engine.models.families import FAMILIES, activation_of
 from engine.models.operators import Operators
 from engine.models.weights import Matrix, release, take_layers
 
 
-class FusedDecoder:
+class FusedDecoder(TraceableExecutor):
     """Runs a model of `engine.models.families` from its weights.
 
     Args:
@@ -35,9 +39,11 @@ class FusedDecoder:
         self._family = FAMILIES[type(model).__name__]
         config = model.config
         self._eps = config.rms_norm_eps
-        self._op = Operators.choose(model.device, model.dtype)
-        self._activate = self._op.silu_mul if activation_of(config) == "silu" else self._op.gelu_tanh_mul
+        self._op, self._twins = Operators.choose(model.device, model.dtype), Operators.twins()
+        self._silu = activation_of(config) == "silu"
         first = model.model.layers[0].self_attn
+        self._heads: int = config.num_attention_heads
+        self._head_dim: int = first.head_dim
         self._scale: float = first.scaling
         self._softcap: float | None = getattr(config, "attn_logit_softcapping", None)
         self._final_softcap: float | None = getattr(config, "final_logit_softcapping", None)
@@ -56,37 +62,33 @@ class FusedDecoder:
         if self.tuned is not None:
             self._op = replace(self._op, linear=self.tuned)
 
-    def logits(
-        self, ids: torch.Tensor, positions: torch.Tensor, metadata: AttentionMetadata, index: torch.Tensor
-    ) -> torch.Tensor:
-        op, eps, offset = self._op, self._eps, self._family.unit_offset
+    @contextmanager
+    def during(self, positions: torch.Tensor, metadata: AttentionMetadata) -> Iterator[None]:
+        _active.step = _Step(self, positions, metadata)
+        try:
+            yield
+        finally:
+            _active.step = None
+
+    def forward(self, ids: torch.Tensor, positions: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+        # Inductor fuses the twins into its own kernels; ours would be walls between them.
+        compiling = torch.compiler.is_compiling()
+        op = self._twins if compiling else self._op
+        attend = _attend_operator if compiling else _attend
+        activate = op.silu_mul if self._silu else op.gelu_tanh_mul
+        eps, offset = self._eps, self._family.unit_offset
         residual = self._embed(ids)
         tokens = residual.shape[0]
         hidden = op.rms_norm(residual, self._layers[0].input_norm, eps, offset)
         last = len(self._layers) - 1
         for number, layer in enumerate(self._layers):
-            group, keys, values = self._caches[number]
-            qkv = op.linear(hidden, layer.qkv.weight, layer.qkv.bias)
-            query = op.rope_and_write(
-                qkv,
-                self._cos,
-                self._sin,
-                metadata.groups[group].kv_slots,
-                keys,
-                values,
-                positions,
-                layer.query_norm,
-                layer.key_norm,
-                eps,
-                offset,
-            )
-            attended = self._backend.attend(query, keys, values, metadata, group, self._scale, self._softcap)
+            attended = attend(op.linear(hidden, layer.qkv.weight, layer.qkv.bias), number, self._heads, self._head_dim)
             hidden = op.linear(attended.view(tokens, -1), layer.out.weight, layer.out.bias)
             if layer.post_attention_norm is not None:
                 hidden = op.rms_norm(hidden, layer.post_attention_norm, eps, offset)
             hidden = op.add_rms_norm(hidden, residual, layer.pre_mlp_norm, eps, offset)
             hidden = op.linear(hidden, layer.gate_up.weight, layer.gate_up.bias)
-            hidden = op.linear(self._activate(hidden), layer.down.weight, layer.down.bias)
+            hidden = op.linear(activate(hidden), layer.down.weight, layer.down.bias)
             if layer.post_mlp_norm is not None:
                 hidden = op.rms_norm(hidden, layer.post_mlp_norm, eps, offset)
             if number < last:
@@ -97,6 +99,27 @@ class FusedDecoder:
         if self._final_softcap is not None:
             logits = torch.tanh(logits / self._final_softcap) * self._final_softcap
         return logits
+
+    def attend(
+        self, qkv: torch.Tensor, number: int, positions: torch.Tensor, metadata: AttentionMetadata
+    ) -> torch.Tensor:
+        """Head norms, rotation, cache write and attention of layer ``number``: [tokens, heads, head_dim]."""
+        layer = self._layers[number]
+        group, keys, values = self._caches[number]
+        query = self._op.rope_and_write(
+            qkv,
+            self._cos,
+            self._sin,
+            metadata.groups[group].kv_slots,
+            keys,
+            values,
+            positions,
+            layer.query_norm,
+            layer.key_norm,
+            self._eps,
+            self._family.unit_offset,
+        )
+        return self._backend.attend(query, keys, values, metadata, group, self._scale, self._softcap)
 
     def _embed(self, ids: torch.Tensor) -> torch.Tensor:
         """Token embeddings [tokens, hidden], a fresh tensor that serves as the residual stream."""
@@ -109,3 +132,31 @@ class FusedDecoder:
     def close(self) -> None:
         """Give the model's parameters their own storages back."""
         release(self._model)
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """What the attention calls of one forward pass share; ``positions`` [tokens] of the step's own tokens."""
+
+    decoder: FusedDecoder
+    positions: torch.Tensor
+    metadata: AttentionMetadata
+
+
+_active = threading.local()
+
+
+def _attend(qkv: torch.Tensor, number: int, heads: int, head_dim: int) -> torch.Tensor:
+    """`FusedDecoder.attend` of the step that this thread runs: qkv [tokens, …] to [tokens, heads, head_dim]."""
+    step: _Step = _active.step
+    attended = step.decoder.attend(qkv[: step.positions.shape[0]], number, step.positions, step.metadata)
+    return padded(attended, qkv.shape[0])
+
+
+def _attended_like(qkv: torch.Tensor, number: int, heads: int, head_dim: int) -> torch.Tensor:
+    return qkv.new_empty((qkv.shape[0], heads, head_dim))
+
+
+_attend_operator = opaque(
+    "rope_and_attend", "(Tensor qkv, int number, int heads, int head_dim) -> Tensor", _attended_like
+)(_attend)

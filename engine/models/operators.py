@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -36,11 +36,17 @@ class Operators:
                 kernels.gelu_tanh_mul,
                 torch.nn.functional.linear,
             )
+        linear = onednn_linear if onednn_linear_available(device, dtype) else torch.nn.functional.linear
+        return replace(cls.twins(), linear=linear)
+
+    @classmethod
+    def twins(cls) -> Operators:
+        """Plain torch throughout: what a compiler can see into."""
         return cls(
             kernels.rms_norm_torch,
             kernels.add_rms_norm_torch,
             kernels.rope_and_write_torch,
             kernels.silu_mul_torch,
             kernels.gelu_tanh_mul_torch,
-            onednn_linear if onednn_linear_available(device, dtype) else torch.nn.functional.linear,
+            torch.nn.functional.linear,
         )
