@@ -9,6 +9,7 @@ import warnings
 from dataclasses import dataclass, fields
 from typing import Any
 
+from engine.compilation import compile_config
 from engine.scheduler import SCHEDULERS
 
 MIN_PAGE_SIZE = 4
@@ -105,6 +106,8 @@ class ContinuousBatchingConfig:
         if self.max_cached_graphs is not None:
             warnings.warn("max_cached_graphs is deprecated and has no effect", FutureWarning, stacklevel=3)
             self.max_cached_graphs = None
+        self.varlen_compile_config = compile_config("varlen_compile_config", self.varlen_compile_config)
+        self.decode_compile_config = compile_config("decode_compile_config", self.decode_compile_config)
         self.validate()
 
     def validate(self) -> None:

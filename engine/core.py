@@ -58,8 +58,9 @@ class EngineCore:
         stats.kv_blocks_total, stats.host_blocks_total = config.num_blocks, config.num_host_blocks
 
     def warm_up(self) -> None:
-        """Do once what the first steps would otherwise wait for (graph capture)."""
+        """Do once what the first steps would otherwise wait for (compilation, graph capture)."""
         self.runner.warm_up()
+        self.stats.compile_s = self.runner.compile_s
         if self.runner.graphs is not None:
             self.stats.captured_steps = len(self.runner.graphs)
             self.stats.graph_pool_bytes = self.runner.graphs.pool_bytes

@@ -58,7 +58,13 @@ class ContinuousBatchingManager:
         hints = WorkloadHints.adopt(workload_hints)
         base = model.generation_config if generation_config is None else generation_config
         self.generation_config = generation_defaults(base, {})
-        self.resolved_config: ResolvedConfig = resolve(config, self.shape, hints, model.config._attn_implementation)
+        self.resolved_config: ResolvedConfig = resolve(
+            config,
+            self.shape,
+            hints,
+            model.config._attn_implementation,
+            compile_fallback=getattr(self.generation_config, "compile_config", None),
+        )
         for level, sentence in self.resolved_config.notes:
             logger.log(level, sentence)
         self.model = model
@@ -384,7 +390,7 @@ class ContinuousBatchingManager:
         """One record a forward pass, the last million."""
         return list(self.stats.log)
 
-    def counters(self) -> dict[str, int | None]:
+    def counters(self) -> dict[str, int | float | None]:
         """Counts since the start or the last `reset_counters`."""
         return self.stats.counters()
 

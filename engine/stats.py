@@ -71,6 +71,7 @@ class EngineStats:
         oom_retries: steps planned again, smaller, because device memory ran out.
         captured_steps: CUDA graphs there are.
         graph_pool_bytes: device memory they hold; None without graphs.
+        compile_s: seconds that torch.compile took before serving; None if nothing is compiled.
     """
 
     steps: int = 0
@@ -90,6 +91,7 @@ class EngineStats:
     graph_replays: int = 0
     captured_steps: int = 0
     graph_pool_bytes: int | None = None
+    compile_s: float | None = None
     decode_kernel_rows: int = 0
     padded_rows: int = 0
     max_running: int = 0
@@ -104,7 +106,7 @@ class EngineStats:
 
     def reset(self) -> None:
         """Start counting anew (after a warm-up)."""
-        kept = ("kv_blocks_total", "host_blocks_total", "captured_steps", "graph_pool_bytes")
+        kept = ("kv_blocks_total", "host_blocks_total", "captured_steps", "graph_pool_bytes", "compile_s")
         fresh = EngineStats(**{name: getattr(self, name) for name in kept})
         for name in self.__slots__:
             setattr(self, name, getattr(fresh, name))
@@ -122,6 +124,6 @@ class EngineStats:
         self.kv_blocks_free_min = step.free_blocks if low is None else min(low, step.free_blocks)
         self.log.append(step)
 
-    def counters(self) -> dict[str, int | None]:
+    def counters(self) -> dict[str, int | float | None]:
         """All counters by name."""
         return {name: getattr(self, name) for name in self.__slots__ if name != "log"}

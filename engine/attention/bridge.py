@@ -120,11 +120,15 @@ def _attend(
     group, key_cache, value_cache = context.layer_caches[layer]
     kv_slots = context.metadata.groups[group].kv_slots
     tokens, count = query.shape[2], kv_slots.shape[0]  # a compiled pass may carry padding behind the step's tokens
-    write_kv(
-        key[0, :, :count].transpose(0, 1), value[0, :, :count].transpose(0, 1), key_cache, value_cache, kv_slots
-    )
+    write_kv(key[0, :, :count].transpose(0, 1), value[0, :, :count].transpose(0, 1), key_cache, value_cache, kv_slots)
     output = context.backend.attend(
-        query[0, :, :count].transpose(0, 1).contiguous(), key_cache, value_cache, context.metadata, group, scale, softcap
+        query[0, :, :count].transpose(0, 1).contiguous(),
+        key_cache,
+        value_cache,
+        context.metadata,
+        group,
+        scale,
+        softcap,
     )
     return padded(output, tokens).unsqueeze(0)
 

@@ -47,7 +47,12 @@ class TraceableExecutor(ABC):
     The step's rows and the cache do not pass through that graph: attention is an operator that finds them in the
     context which `during` opens in the calling thread. The graph may therefore be given more tokens than the step has
     (padding behind them): attention looks at the step's own only and gives zeros for the others.
+
+    Attributes:
+        tuned: as `Executor.tuned`.
     """
+
+    tuned: TunedLinear | None = None
 
     @abstractmethod
     def during(self, positions: torch.Tensor, metadata: AttentionMetadata) -> AbstractContextManager[None]:

@@ -23,8 +23,6 @@ class BridgedModel(TraceableExecutor):
         caches: keys and values by layer.
     """
 
-    tuned = None
-
     def __init__(self, model: Any, backend: AttentionBackend, caches: LayerCaches) -> None:
         self._model, self._backend, self._caches = model, backend, caches
         self._selects = _selects_rows(model)

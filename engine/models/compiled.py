@@ -17,7 +17,7 @@ uses up torch's limit of compilations a function (beyond which it would run unco
 from __future__ import annotations
 
 import itertools
-import logging
+import time
 from collections.abc import Callable
 from types import FunctionType, MethodType
 from typing import Any
@@ -25,13 +25,10 @@ from typing import Any
 import torch
 
 from engine.attention import AttentionMetadata
+from engine.kernels.gemm import TunedLinear
 from engine.models.base import TraceableExecutor
 
-logger = logging.getLogger(__name__)
-
 Forward = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
-StepInputs = tuple[torch.Tensor, torch.Tensor, AttentionMetadata, torch.Tensor]
-"""ids, positions, metadata and index, as `Executor.logits` takes them."""
 
 TYPICAL_TOKENS = {"varlen": 512, "decode": 64}
 """Size at which a dynamic path is compiled: Inductor tunes matrix products for the size it sees."""
@@ -65,27 +62,39 @@ class CompiledExecutor:
             return self._executor.logits(ids, positions, metadata, index)
         return path.run(ids, positions, metadata, index)
 
-    def warm_up(self, padding_step: Callable[[int, int], StepInputs]) -> None:
-        """Compile every path for every size.
+    @property
+    def tuned(self) -> TunedLinear | None:
+        """Those of paths that are not compiled."""
+        return self._executor.tuned
+
+    def warm_up(self, padding: AttentionMetadata) -> float:
+        """Compile every path for every size; returns the seconds it took.
 
         Args:
-            padding_step: inputs of a step of (tokens, rows) that touches the trash block only.
+            padding: a step of one decode row that touches the trash block only.
 
         Raises:
             RuntimeError: the model's forward pass cannot be compiled so.
         """
+        started = time.perf_counter()
+        device = padding.kv_lengths.device
         for path in (self._varlen, self._decode):
-            for tokens, rows in path.sizes() if path is not None else ():
+            if path is None:
+                continue
+            for tokens, rows in path.sizes():
+                # Attention looks at the one row; what is compiled does not depend on it.
+                zeros = torch.zeros(tokens, dtype=torch.int32, device=device)
                 try:
-                    path.run(*padding_step(tokens, rows))  # type: ignore[union-attr]
+                    path.run(zeros, zeros, padding, zeros[:rows])
                 except torch.OutOfMemoryError:
                     raise
                 except Exception as error:
-                    name = path.name  # type: ignore[union-attr]
                     raise RuntimeError(
-                        f"torch.compile of the {name} path ({tokens} tokens) failed: {type(error).__name__}: {error}; "
-                        f"set {name}_compile_config differently, or default_compile_level=0"
+                        f"torch.compile of the {path.name} path ({tokens} tokens) failed, "
+                        f"{type(error).__name__}: {error}; set {path.name}_compile_config or default_compile_level "
+                        "differently"
                     ) from error
+        return time.perf_counter() - started
 
     def close(self) -> None:
         """Forget what was compiled and leave the model as it was found."""
@@ -102,14 +111,17 @@ class _Path:
 
     def sizes(self) -> list[tuple[int, int]]:
         """(tokens, rows) of steps after which nothing is left to compile."""
-        if self._config.dynamic is False:
+        dynamic = self._config.dynamic
+        if dynamic is False:
             powers = itertools.takewhile(lambda n: n < self._max_tokens, (1 << k for k in itertools.count()))
             tokens = [*powers, self._max_tokens]
-        elif self._config.dynamic:
-            tokens = [1, min(TYPICAL_TOKENS[self.name], self._max_tokens)]
+        elif dynamic:
+            tokens = [1, TYPICAL_TOKENS[self.name]]
         else:
-            tokens = [1, *(n for n in (6, 10) if n <= self._max_tokens)]
-        return [(n, min(n if self._config.dynamic is not None else 1 + n // 3, self._max_rows)) for n in sorted(set(tokens))]
+            tokens = [1, 6, 10]
+        # Where torch is to find out what varies, tokens and rows do so independently.
+        sizes = [(n, 1 + n // 3 if dynamic is None else n) for n in tokens]
+        return sorted({(min(n, self._max_tokens), min(n, rows, self._max_rows)) for n, rows in sizes})
 
     def run(
         self, ids: torch.Tensor, positions: torch.Tensor, metadata: AttentionMetadata, index: torch.Tensor

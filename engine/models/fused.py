@@ -136,7 +136,7 @@ class FusedDecoder(TraceableExecutor):
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """What the attention calls of one forward pass share; ``positions`` [tokens] of the step's own tokens."""
+    """What the attention calls of one forward pass share."""
 
     decoder: FusedDecoder
     positions: torch.Tensor
@@ -149,7 +149,8 @@ _active = threading.local()
 def _attend(qkv: torch.Tensor, number: int, heads: int, head_dim: int) -> torch.Tensor:
     """`FusedDecoder.attend` of the step that this thread runs: qkv [tokens, …] to [tokens, heads, head_dim]."""
     step: _Step = _active.step
-    attended = step.decoder.attend(qkv[: step.positions.shape[0]], number, step.positions, step.metadata)
+    count = step.metadata.groups[0].kv_slots.shape[0]  # a compiled pass may carry padding behind the step's tokens
+    attended = step.decoder.attend(qkv[:count], number, step.positions[:count], step.metadata)
     return padded(attended, qkv.shape[0])
 
 

@@ -5,16 +5,11 @@ from __future__ import annotations
 import logging
 
 from engine.attention.selection import BACKENDS, choose_backend, why_not
+from engine.compilation import choose_compilation, refuse_own_graphs
 from engine.resolution.resolution import Resolution
 from engine.scheduler import SCHEDULERS
 
 DEFAULT_BLOCKS_PER_REQUEST = 32
-
-
-def refuse_what_is_not_there(r: Resolution) -> None:
-    config = r.config
-    if config.default_compile_level or config.varlen_compile_config or config.decode_compile_config:
-        raise ValueError("torch.compile (default_compile_level, *_compile_config) is not available yet; leave it at 0")
 
 
 def scheduler(r: Resolution) -> None:
@@ -113,6 +108,27 @@ def graphs_and_async(r: Resolution) -> None:
         r.set("use_async_batching", captured, "derived: follows use_cuda_graph")
     elif r["use_async_batching"] and not captured:
         raise ValueError("use_async_batching=True needs CUDA graphs: set use_cuda_graph=True on a device that has them")
+
+
+def compilation(r: Resolution) -> None:
+    """What torch.compile compiles on the two paths of a step."""
+    level, flash = r["default_compile_level"], r["attention_backend"].startswith("flash_attention")
+    given = {name: r[f"{name}_compile_config"] for name in ("varlen", "decode")}
+    varlen, decode = choose_compilation(
+        level, given["varlen"], given["decode"], r.compile_fallback, flash, r["decode_kernel"]
+    )
+    for name, choice in (("varlen", varlen), ("decode", decode)):
+        r.set(f"{name}_compile_config", choice.config, choice.source)
+        if choice.config is not None and r.shape.device.type == "cuda":
+            refuse_own_graphs(f"{name}_compile_config", choice.config)
+        if given[name] is not None and choice.config is None:
+            r.note(logging.WARNING, f"{name}_compile_config is ignored: {choice.source.removeprefix('derived: ')}")
+    if level and varlen.config is None and decode.config is None:
+        r.note(
+            logging.WARNING,
+            f"default_compile_level={level} compiles nothing: under flash attention it compiles decode steps only, and "
+            "there is no decode path (max_blocks_per_request=0)",
+        )
 
 
 def padding(r: Resolution) -> None:

@@ -22,9 +22,11 @@ class Resolution:
         attn: str | None,
         free: int,
         ram_probe: Callable[[], int | None],
+        compile_fallback: Any,
     ) -> None:
         self.config, self.shape, self.hints, self.attn, self.free = config, shape, hints, attn, free
         self.ram_probe = ram_probe
+        self.compile_fallback = compile_fallback
         defaults = ContinuousBatchingConfig()
         self.values: dict[str, Resolved] = {}
         self.notes: list[tuple[int, str]] = []

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
 from engine.cache.budget import available_ram, free_memory
+from engine.compilation import compile_config
 from engine.config import ContinuousBatchingConfig, WorkloadHints
 from engine.model_shape import ModelShape
 from engine.resolution import execution, memory
@@ -21,6 +23,7 @@ def resolve(
     attn_implementation: str | None,
     memory_probe: Callable[[torch.device], int] = free_memory,
     ram_probe: Callable[[], int | None] = available_ram,
+    compile_fallback: Any = None,
 ) -> ResolvedConfig:
     """Decide every setting.
 
@@ -31,17 +34,19 @@ def resolve(
         attn_implementation: what the model was loaded with.
         memory_probe: free bytes of a device; an argument so that tests can state it.
         ram_probe: available bytes of host memory, None = unknown; asked only if blocks may be offloaded.
+        compile_fallback: ``compile_config`` of the GenerationConfig, for paths that nothing else decides.
 
     Raises:
         ValueError: settings that cannot be met together or on this device, with the field, its value and what to do.
     """
-    r = Resolution(config, shape, hints, attn_implementation, memory_probe(shape.device), ram_probe)
+    fallback = compile_config("compile_config of the generation config", compile_fallback)
+    r = Resolution(config, shape, hints, attn_implementation, memory_probe(shape.device), ram_probe, fallback)
     for step in (
-        execution.refuse_what_is_not_there,
         execution.scheduler,
         execution.attention,
         execution.forward,
         execution.decode_path,
+        execution.compilation,
         execution.graphs_and_async,
         execution.parallel,
         execution.sharing,

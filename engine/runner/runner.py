@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from engine.attention import BACKENDS, AttentionMetadata, GroupTables
+from engine.attention import BACKENDS, AttentionBackend, AttentionMetadata, GroupTables
 from engine.model_shape import ModelShape
-from engine.models import BridgedModel, Executor, FusedDecoder
+from engine.models import BridgedModel, CompiledExecutor, Executor, FusedDecoder, LayerCaches, TraceableExecutor
 from engine.requests import Request
 from engine.resolution import ResolvedConfig
 from engine.runner.batch import BatchState, StepShape
@@ -140,11 +140,8 @@ class ModelRunner:
         backend = BACKENDS[config.attention_backend]()
         self._all_varlen = backend.decode_kernel and not config.decode_kernel  # max_blocks_per_request=0
         caches = allocate_kv(config.layout, config.num_blocks, shape.dtype, self.device)
-        self.executor: Executor
-        if config.use_fused_forward:
-            self.executor = FusedDecoder(model, backend, caches, _longest(shape, config))
-        else:
-            self.executor = BridgedModel(model, backend, caches)
+        self.executor: Executor = _make_executor(model, shape, config, backend, caches)
+        self.compile_s: float | None = None
         self.layer_caches = caches
         # Layers of different groups share tensors; each is here once.
         self._stores = list({store.data_ptr(): store for _, *pair in caches for store in pair}.values())
@@ -162,10 +159,23 @@ class ModelRunner:
     @torch.inference_mode()
     def warm_up(self) -> None:
         """Compile and load what the first steps would otherwise wait for; capture graphs."""
+        if isinstance(self.executor, CompiledExecutor) and self.compile_s is None:
+            self.compile_s = self.executor.warm_up(self._padding_row())
         if any(self.config.use_cuda_graph) and self.graphs is None:
             tuned = self.executor.tuned
             with nullcontext() if tuned is None else tuned.learning():  # from each step's run before its capture
                 self.graphs = StepGraphs(self, self._buckets(), self.config.page_size)
+
+    def _padding_row(self) -> AttentionMetadata:
+        """A step of one decode row that touches the trash block only."""
+        views = self.upload(StepShape(1, 0, 0, 1, 1, len(self.windows)), ())
+        return AttentionMetadata(
+            num_decode=1,
+            kv_lengths=views["kv_lengths"],
+            groups=self.group_tables(views),
+            host_kv_lengths=[1],
+            host_tables=tuple([[0]] for _ in self.windows),
+        )
 
     def _buckets(self) -> StepBuckets:
         config = self.config
@@ -324,6 +334,22 @@ def _mark(device: torch.device) -> Any:
     event = torch.cuda.Event(enable_timing=True)
     event.record()
     return event
+
+
+def _make_executor(
+    model: Any, shape: ModelShape, config: ResolvedConfig, backend: AttentionBackend, caches: LayerCaches
+) -> Executor:
+    executor: TraceableExecutor
+    if config.use_fused_forward:
+        executor = FusedDecoder(model, backend, caches, _longest(shape, config))
+    else:
+        executor = BridgedModel(model, backend, caches)
+    varlen, decode = config.varlen_compile_config, config.decode_compile_config
+    if varlen is None and decode is None:
+        return executor
+    return CompiledExecutor(
+        executor, varlen, decode, config.decode_kernel, config.max_batch_tokens, config.max_requests_per_batch
+    )
 
 
 def _longest(shape: ModelShape, config: ResolvedConfig) -> int:

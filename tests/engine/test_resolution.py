@@ -212,19 +212,6 @@ def test_sharing_is_off_with_sliding_layers_and_says_so(windows: tuple[int | Non
 
 
 @pytest.mark.parametrize(
-    "given",
-    [
-        {"default_compile_level": 1},
-        {"varlen_compile_config": object()},
-    ],
-)
-def test_what_is_not_there_is_refused_by_name(given: dict[str, Any]) -> None:
-    name = next(iter(given)).removeprefix("varlen")
-    with pytest.raises(ValueError, match=f"{name}.*not available yet"):
-        resolved(**given)
-
-
-@pytest.mark.parametrize(
     ("attn", "name"), [("sdpa", "sdpa"), ("eager", "eager"), ("paged|eager", "eager"), ("paged|sdpa", "sdpa")]
 )
 def test_the_backend_is_what_the_model_was_loaded_with(attn: str, name: str) -> None:
