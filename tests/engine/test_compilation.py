@@ -38,6 +38,14 @@ SHAPE = ModelShape(
 ON_CPU = replace(SHAPE, device=torch.device("cpu"))
 
 
+@pytest.fixture(autouse=True)
+def kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU where Triton works and flash attention is not installed."""
+    monkeypatch.setattr(selection, "why_not_triton", lambda *_: None)
+    monkeypatch.setattr(selection, "why_not_flash", lambda *_: "not installed")
+    monkeypatch.setattr(selection, "why_not_flash3", lambda *_: "not installed")
+
+
 def resolved(shape: ModelShape = ON_CPU, attn: str = "sdpa", fallback: Any = None, **config: Any) -> ResolvedConfig:
     given = {"page_size": 256, "num_blocks": 50, "max_batch_tokens": 1024}
     return resolve(
@@ -125,7 +133,9 @@ def test_without_a_decode_path_its_config_is_dropped_and_that_is_said() -> None:
     r = resolved(decode_compile_config=OTHER, varlen_compile_config=MINE)
     assert not r.decode_kernel
     assert (r.varlen_compile_config, r.decode_compile_config) == (MINE, None)
-    assert [level for level, text in r.notes if text.startswith("decode_compile_config is ignored")] == [logging.WARNING]
+    assert [level for level, text in r.notes if text.startswith("decode_compile_config is ignored")] == [
+        logging.WARNING
+    ]
     assert not [text for _, text in resolved(default_compile_level=1).notes if "compile" in text]
 
 
@@ -161,7 +171,9 @@ def test_what_torch_would_not_take_is_refused_when_it_is_set(name: str, given: A
 def test_graphs_of_its_own_are_refused_on_a_gpu(own: CompileConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(selection, "why_not_triton", lambda *_: None)
     monkeypatch.setattr(selection, "why_not_flash", lambda *_: "not installed")
-    with pytest.raises(ValueError, match=r"varlen_compile_config .*CUDA graphs of its own.*'default' or 'max-autotune-no"):
+    with pytest.raises(
+        ValueError, match=r"varlen_compile_config .*CUDA graphs of its own.*'default' or 'max-autotune-no"
+    ):
         resolved(SHAPE, "triton", varlen_compile_config=own)
     assert resolved(ON_CPU, varlen_compile_config=own).varlen_compile_config == own
     assert modes(resolved(SHAPE, "triton", default_compile_level=3).varlen_compile_config) == STATIC
