@@ -168,7 +168,8 @@ class ModelRunner:
 
     def _padding_row(self) -> AttentionMetadata:
         """A step of one decode row that touches the trash block only."""
-        views = self.upload(StepShape(1, 0, 0, 1, 1, len(self.windows)), ())
+        shape = StepShape(1, 0, 0, 1, 1, len(self.windows))
+        views = shape.carve(self.upload(shape, StepRows.none()))
         return AttentionMetadata(
             num_decode=1,
             kv_lengths=views["kv_lengths"],

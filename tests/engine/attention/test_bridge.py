@@ -35,8 +35,10 @@ def test_training_mode_is_off_inside_and_module_by_module_as_before_outside() ->
 
 def test_without_a_context_the_error_says_who_uses_the_model() -> None:
     tensor = torch.zeros(1, 2, 3, 4)
+    layer = torch.nn.Identity()
+    layer.layer_idx = 0  # type: ignore[assignment]
     with pytest.raises(RuntimeError, match=r"used by a running continuous batching manager.*manager.stop"):
-        paged_attention_forward(torch.nn.Identity(), tensor, tensor, tensor, None)
+        paged_attention_forward(layer, tensor, tensor, tensor, None)
 
 
 def test_attention_sinks_are_refused(m1: Any) -> None:
