@@ -36,8 +36,10 @@ class ContinuousBatchingConfig:
             engine's own sizes.
         kv_padding_interval_size: captured steps exist for block tables of multiples of so many tokens, and a step is
             replayed on the narrowest that fits; 0 = one width.
-        varlen_compile_config, decode_compile_config: explicit transformers CompileConfig of a path.
-        default_compile_level: 0 to 3, how much torch.compile does for a path without an explicit config.
+        varlen_compile_config, decode_compile_config: explicit transformers CompileConfig of a path, or a mapping of its
+            fields.
+        default_compile_level: 0 to 3, how much torch.compile does for a path without an explicit config (see
+            `engine.compilation`).
         scheduler_type: "fifo" or "prefill_first".
         safety_margin: share of free blocks, 0 to 1, under which no new prefill starts; None = the scheduler's own.
         return_logprobs: give the log probability of each generated token.

@@ -119,10 +119,12 @@ def _attend(
         )
     group, key_cache, value_cache = context.layer_caches[layer]
     kv_slots = context.metadata.groups[group].kv_slots
-    tokens, count = query.shape[2], kv_slots.shape[0]  # a compiled pass may carry padding behind the step's tokens
-    write_kv(key[0, :, :count].transpose(0, 1), value[0, :, :count].transpose(0, 1), key_cache, value_cache, kv_slots)
+    tokens, count = query.shape[2], kv_slots.shape[0]
+    if tokens != count:  # a compiled pass may carry padding behind the step's tokens
+        query, key, value = (each[:, :, :count] for each in (query, key, value))
+    write_kv(key[0].transpose(0, 1), value[0].transpose(0, 1), key_cache, value_cache, kv_slots)
     output = context.backend.attend(
-        query[0, :, :count].transpose(0, 1).contiguous(),
+        query[0].transpose(0, 1).contiguous(),
         key_cache,
         value_cache,
         context.metadata,

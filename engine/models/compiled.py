@@ -142,7 +142,7 @@ class _Path:
         if self._config.dynamic and tokens > 1:
             for tensor in inputs:
                 torch._dynamo.mark_dynamic(tensor, 0)
-        with self._executor.during(positions, metadata):
+        with self._executor.during(positions[: metadata.groups[0].kv_slots.shape[0]], metadata):
             return function(*inputs)[:rows]
 
     def _padded_tokens(self, tokens: int) -> int:

@@ -150,8 +150,8 @@ def _attend(qkv: torch.Tensor, number: int, heads: int, head_dim: int) -> torch.
     """`FusedDecoder.attend` of the step that this thread runs: qkv [tokens, …] to [tokens, heads, head_dim]."""
     step: _Step = _active.step
     count = step.metadata.groups[0].kv_slots.shape[0]  # a compiled pass may carry padding behind the step's tokens
-    attended = step.decoder.attend(qkv[:count], number, step.positions[:count], step.metadata)
-    return padded(attended, qkv.shape[0])
+    own = qkv if qkv.shape[0] == count else qkv[:count]
+    return padded(step.decoder.attend(own, number, step.positions, step.metadata), qkv.shape[0])
 
 
 def _attended_like(qkv: torch.Tensor, number: int, heads: int, head_dim: int) -> torch.Tensor:
