@@ -57,7 +57,7 @@ def frame(table: str, run_id: str, columns: Mapping[str, Any], n: int) -> pd.Dat
     for c in TABLES[table]:
         value = given[c.name]
         data[c.name] = pd.array(value, dtype=c.dtype) if isinstance(value, list) else value
-    result = pd.DataFrame(data)
+    result = pd.DataFrame(data, copy=False)
     check_frame(table, result)
     return result
 

@@ -44,28 +44,36 @@ class Gaps:
 def pool_gaps(observations: Observations) -> Gaps:
     """Gaps of all ok requests of a run."""
     request, time, size = observations.chunk_request, observations.chunk_time, observations.chunk_size
-    later = np.zeros(len(request), dtype=np.bool_)
-    later[1:] = request[1:] == request[:-1]
-    later &= observations.ok[request] if len(request) else later
-    gap_ms = np.zeros(len(request))
-    gap_ms[1:] = np.diff(time) / 1e6
-
-    unknown = size == UNKNOWN
-    entries = size.clip(1)
-    tokens_before = np.cumsum(entries) - entries  # over all requests
-    first_chunk = np.searchsorted(request, request)  # of the chunk's own request
-    start_index = tokens_before - tokens_before[first_chunk]
-    uncertain = np.isin(request, request[unknown])
-
-    k, icl = entries[later], gap_ms[later]
+    at = _later_deliveries(observations)
+    icl = (time[at] - time[at - 1]) / 1e6
+    index, k = _first_index(request, size)[at], size[at]
+    unknown = k == UNKNOWN
+    itl = np.where(unknown, np.nan, icl / k)
+    if bool((k == 1).all()):  # nearly always: an entry a delivery
+        return Gaps(request=request[at], index=index, t_ns=time[at], itl_ms=itl, icl_ms=icl)
+    k = k.clip(1)
     first_of_chunk = np.cumsum(k) - k
     within = np.arange(int(k.sum()), dtype=np.int64) - np.repeat(first_of_chunk, k)
     icl_ms = np.full(len(within), np.nan)
     icl_ms[first_of_chunk] = icl
     return Gaps(
-        request=np.repeat(request[later], k),
-        index=np.where(np.repeat(uncertain[later], k), -1, np.repeat(start_index[later], k) + within),
-        t_ns=np.repeat(time[later], k),
-        itl_ms=np.repeat(np.where(unknown[later], np.nan, icl / k), k),
+        request=np.repeat(request[at], k),
+        index=np.where(np.repeat(index == UNKNOWN, k), -1, np.repeat(index, k) + within),
+        t_ns=np.repeat(time[at], k),
+        itl_ms=np.repeat(itl, k),
         icl_ms=icl_ms,
     )
+
+
+def _later_deliveries(o: Observations) -> IntArray:
+    """Indices of the deliveries of ok requests that have one of the same request before them."""
+    later = o.chunk_request[1:] == o.chunk_request[:-1]
+    return np.flatnonzero(later & o.ok[o.chunk_request[1:]]) + 1
+
+
+def _first_index(request: IntArray, size: IntArray) -> IntArray:
+    """[deliveries] index of each one's first token within its request; UNKNOWN if a size of the request is."""
+    before = np.cumsum(size.clip(1)) - size.clip(1)  # over all requests
+    before -= before[np.searchsorted(request, request)]  # since the request's own first delivery
+    before[np.isin(request, request[size == UNKNOWN])] = UNKNOWN
+    return before
