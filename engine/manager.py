@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from engine import garbage
 from engine.admission import Admission, prefix_order
 from engine.config import ContinuousBatchingConfig, WorkloadHints
 from engine.core import EngineCore
@@ -410,6 +411,7 @@ class ContinuousBatchingManager:
     # --- the loop's side --------------------------------------------------------------------------------------------
 
     def _run(self, core: EngineCore) -> None:
+        garbage.set_aside()
         try:
             serve(core, self._intake, self._pauses)
         except BaseException as error:  # SystemExit from a hook as well: whatever ends the loop ends its requests
@@ -418,6 +420,7 @@ class ContinuousBatchingManager:
             fail_everything(core, self._intake, cause_of(error))
             self._release_core()  # whatever state the exception left behind is not used again
         finally:
+            garbage.give_back()
             with self._intake.changed:
                 self._ended = True
                 self._intake.changed.notify_all()

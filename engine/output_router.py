@@ -14,13 +14,8 @@ from engine.requests import GenerationOutput
 logger = logging.getLogger(__name__)
 
 
-class _Entry:
-    """An output in a queue; None once taken."""
-
-    __slots__ = ("output",)
-
-    def __init__(self, output: GenerationOutput) -> None:
-        self.output: GenerationOutput | None = output
+Entry = list[GenerationOutput | None]
+"""An output in a queue, alone in its list; None once taken."""
 
 
 class OutputRouter:
@@ -31,25 +26,30 @@ class OutputRouter:
 
     def __init__(self) -> None:
         self._condition = threading.Condition()
-        self._queue: deque[_Entry] = deque()
-        self._by_request: dict[str, deque[_Entry]] = {}
+        self._queue: deque[Entry] = deque()
+        self._by_request: dict[str, deque[Entry]] = {}
         self._handlers: dict[str, tuple[Callable[[GenerationOutput], None], asyncio.AbstractEventLoop]] = {}
 
     def deliver(self, outputs: list[GenerationOutput]) -> None:
         """Hand over a step's outputs; wakes the waiting threads once, and each event loop once."""
         calls: dict[asyncio.AbstractEventLoop, list[tuple[Callable[[GenerationOutput], None], GenerationOutput]]] = {}
         with self._condition:
+            handlers, queue, by_request = self._handlers, self._queue, self._by_request
             for output in outputs:
-                handler = self._handlers.get(output.request_id)
-                if handler is not None:
-                    callback, loop = handler
+                request_id = output.request_id
+                if request_id in handlers:
+                    callback, loop = handlers[request_id]
                     calls.setdefault(loop, []).append((callback, output))
                     if output.is_finished():
-                        del self._handlers[output.request_id]
+                        del handlers[request_id]
                     continue
-                entry = _Entry(output)
-                self._queue.append(entry)
-                self._by_request.setdefault(output.request_id, deque()).append(entry)
+                entry: Entry = [output]
+                queue.append(entry)
+                own = by_request.get(request_id)
+                if own is None:
+                    by_request[request_id] = deque((entry,))
+                else:
+                    own.append(entry)
             self._condition.notify_all()
         for loop, batch in calls.items():
             try:
@@ -68,7 +68,7 @@ class OutputRouter:
             self._drop_taken()
             if not self._queue:
                 return False, None
-            output = self._queue[0].output
+            output = self._queue[0][0]
             assert output is not None
             return (True, None) if output.request_id != request_id else self._pop()
 
@@ -83,8 +83,8 @@ class OutputRouter:
                 entry = own.popleft()
                 if not own:
                     del self._by_request[request_id]
-                if entry.output is not None:
-                    output, entry.output = entry.output, None
+                if entry[0] is not None:
+                    output, entry[0] = entry[0], None
                     self._drop_taken()
                     return True, output
             return False, None
@@ -95,11 +95,11 @@ class OutputRouter:
         """Send this request's outputs to ``callback`` on the running event loop, those that already wait first."""
         loop = asyncio.get_running_loop()
         with self._condition:
-            waiting = [e for e in self._by_request.pop(request_id, ()) if e.output is not None]
+            waiting = [e for e in self._by_request.pop(request_id, ()) if e[0] is not None]
             batch = []
             over = False
             for entry in waiting:
-                output, entry.output = entry.output, None
+                output, entry[0] = entry[0], None
                 assert output is not None
                 batch.append((callback, output))
                 over = over or output.is_finished()
@@ -111,7 +111,7 @@ class OutputRouter:
     def clear(self) -> int:
         """Drop what waits to be taken; returns how many outputs that were."""
         with self._condition:
-            dropped = sum(entry.output is not None for entry in self._queue)
+            dropped = sum(entry[0] is not None for entry in self._queue)
             self._queue.clear()
             self._by_request.clear()
         return dropped
@@ -132,17 +132,17 @@ class OutputRouter:
         if not self._queue:
             return False, None
         entry = self._queue.popleft()
-        output, entry.output = entry.output, None
+        output, entry[0] = entry[0], None
         assert output is not None
         own = self._by_request.get(output.request_id)
-        while own and own[0].output is None:
+        while own and own[0][0] is None:
             own.popleft()
         if own is not None and not own:
             del self._by_request[output.request_id]
         return True, output
 
     def _drop_taken(self) -> None:
-        while self._queue and self._queue[0].output is None:
+        while self._queue and self._queue[0][0] is None:
             self._queue.popleft()
 
     def _wait(

@@ -31,6 +31,9 @@ class RequestStatus(IntEnum):
     CANCELLED = 5
 
 
+_OVER = int(RequestStatus.FINISHED)  # a member of an enumeration is slow to look up
+
+
 class FinishReason(StrEnum):
     """Why a finished request ended."""
 
@@ -128,7 +131,7 @@ class GenerationOutput:
 
     def is_finished(self) -> bool:
         """Whether this is the terminal output: finished, failed or cancelled."""
-        return self.status >= RequestStatus.FINISHED
+        return self.status >= _OVER
 
     def __repr__(self) -> str:
         tail = f", error={self.error!r}" if self.error else ""
@@ -275,7 +278,7 @@ class Request:
 
     @property
     def is_over(self) -> bool:
-        return self.status >= RequestStatus.FINISHED
+        return self.status >= _OVER
 
     @property
     def needs(self) -> int:

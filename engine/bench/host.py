@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from transformers import GenerationConfig
 
-from engine import ContinuousBatchingConfig, init_continuous_batching
+from engine import ContinuousBatchingConfig, garbage, init_continuous_batching
 from engine.attention import AttentionMetadata
 from engine.bench.tiny_models import tiny_model
 from engine.core import EngineCore
@@ -72,7 +72,8 @@ class _Immediate:
 
 
 class Stopwatch:
-    """Adds up the time spent in calls, by name; a call inside another is taken off the outer one."""
+    """Adds up the CPU time that its thread spends in calls, by name; a call inside another is taken off the outer one.
+    What other processes take of a shared machine is not in it."""
 
     def __init__(self) -> None:
         self.spent: dict[str, float] = {}
@@ -81,11 +82,11 @@ class Stopwatch:
     def timed(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
         def watched(*args: Any, **options: Any) -> Any:
             outer, self._inner = self._inner, 0.0
-            started = time.perf_counter()
+            started = time.thread_time()
             try:
                 return call(*args, **options)
             finally:
-                total = time.perf_counter() - started
+                total = time.thread_time() - started
                 self.spent[name] = self.spent.get(name, 0.0) + total - self._inner
                 self._inner = outer + total
 
@@ -142,7 +143,7 @@ class Bench:
         return cls(core, manager.discard_results, watch)
 
     def measure(self, steps: int) -> tuple[float, dict[str, float]]:
-        """Median ms of a step, and of each of its `PARTS`."""
+        """Median CPU ms of a step, and of each of its `PARTS`."""
         laps = []
         for _ in range(steps):
             self.core.step()
@@ -157,15 +158,17 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--steps", type=int, default=200, help="measured steps a case (default 200)")
     options = parser.parse_args(argv)
     torch.set_num_threads(1)
-    print("ms a step, and by part; medians")
+    print("CPU ms of a step, and by part; medians")
     print(f"{'running':>8}{'waiting':>8}{'context':>8}{'page':>5}{'streaming':>10}{'step':>8}", end="")
     print("".join(f"{name:>10}" for name in PARTS))
+    garbage.set_aside()
     with torch.inference_mode():
         for case in CASES:
             step, parts = Bench.open(case).measure(options.steps)
             said = "yes" if case.streaming else "no"
             print(f"{case.running:>8}{case.waiting:>8}{case.context:>8}{case.page:>5}{said:>10}{step:>8.3f}", end="")
             print("".join(f"{parts[name]:>10.3f}" for name in PARTS), flush=True)
+    garbage.give_back()
     return 0
 
 

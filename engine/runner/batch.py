@@ -75,10 +75,13 @@ class StepShape:
     def carve(self, buffer: Any) -> dict[str, Any]:
         """Views of the sections of a flat int32 buffer (numpy array or tensor) that begins at a multiple of 8 bytes."""
         index = torch.int64 if isinstance(buffer, torch.Tensor) else np.int64
-        return {
-            name: (buffer[place].view(index) if is_index else buffer[place]).reshape(extents)
-            for name, place, extents, is_index in _places(self)
-        }
+        views = {}
+        for name, place, extents, is_index in _places(self):
+            view = buffer[place]
+            if is_index:
+                view = view.view(index)
+            views[name] = view if len(extents) == 1 else view.reshape(extents)
+        return views
 
 
 @lru_cache(maxsize=1024)

@@ -1,8 +1,9 @@
 """Scheduling policies by name."""
 
-from engine.scheduler.base import Scheduler, SchedulerLimits
+from engine.scheduler.base import Scheduler
 from engine.scheduler.fifo import FifoScheduler
 from engine.scheduler.plan import IN_FLIGHT, Collected, ScheduledRow, StepPlan, StepRows
+from engine.scheduler.policy import SchedulerLimits
 from engine.scheduler.prefill_first import PrefillFirstScheduler
 from engine.scheduler.slots import RunningSlots
 

@@ -9,8 +9,6 @@ from __future__ import annotations
 import sys
 from collections import OrderedDict
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
-from enum import Enum, auto
 from itertools import compress
 from typing import ClassVar
 
@@ -20,33 +18,10 @@ from engine.cache import BlockPairs, HostBlocks, PagedCache
 from engine.requests import Request, RequestStatus
 from engine.sampling.logprobs import TopTokens
 from engine.scheduler.plan import IN_FLIGHT, Collected, ScheduledRow, StepPlan, StepRows
+from engine.scheduler.policy import Phase, SchedulerLimits
 from engine.scheduler.slots import NEVER, RunningSlots
 
-
-@dataclass(frozen=True, slots=True)
-class SchedulerLimits:
-    """Budgets of one step.
-
-    Attributes:
-        max_batch_tokens: query tokens of one forward pass.
-        max_requests: requests running at once (each needs a slot and a row of logits).
-        safety_margin: no prefill goes on while less than this share of the blocks is available and something decodes.
-    """
-
-    max_batch_tokens: int
-    max_requests: int
-    safety_margin: float
-
-
 _NO_SLOTS = np.empty(0, dtype=np.int64)
-
-
-class Phase(Enum):
-    """The three kinds of work a step is filled with; a policy is an order of them."""
-
-    DECODE = auto()
-    PREFILL = auto()
-    ADMIT = auto()
 
 
 class Scheduler:

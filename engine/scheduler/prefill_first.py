@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from engine.scheduler.base import Phase, Scheduler
+from engine.scheduler.base import Scheduler
+from engine.scheduler.policy import Phase
 
 
 class PrefillFirstScheduler(Scheduler):

@@ -25,7 +25,7 @@ def test_a_steady_state_of_decode_steps() -> None:
 def test_a_call_inside_another_counts_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Outer: 0 to 10 s; inner, within it: 2 to 5 s and 6 to 7 s."""
     clock = iter([0.0, 2.0, 5.0, 6.0, 7.0, 10.0])
-    monkeypatch.setattr(time, "perf_counter", lambda: next(clock))
+    monkeypatch.setattr(time, "thread_time", lambda: next(clock))
     watch = Stopwatch()
     inner = watch.timed("inner", lambda: None)
     watch.timed("outer", lambda: (inner(), inner()))()
