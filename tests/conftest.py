@@ -66,7 +66,7 @@ def reference() -> Reference:
     def run(model: Any, prompt: Sequence[int], n: int) -> list[int]:
         key = (id(model), tuple(prompt))
         if len(known.get(key, [])) < n:
-            ids = torch.tensor([list(prompt)])
+            ids = torch.tensor([list(prompt)], device=model.device)
             out = model.generate(
                 ids, attention_mask=torch.ones_like(ids), max_new_tokens=n, do_sample=False, pad_token_id=0
             )
