@@ -83,12 +83,13 @@ class StaticEngineConfig(EngineConfig):
 
     ``wave``: requests in one batch, null = all in one. ``wave_timeout_s``: run a smaller wave when the first request
     of it has waited so long, null = wait for a full one. ``cache_implementation``: as for ``generate``, null = its
-    default.
+    default. ``pad_to``: tokens every prompt is padded to, null = the wave's longest.
     """
 
     wave: int | None = None
     wave_timeout_s: float | None = None
     cache_implementation: str | None = None
+    pad_to: int | None = None
 
 
 @dataclass

@@ -35,17 +35,21 @@ class StaticSettings:
         wave_timeout_s: start a smaller wave when its first request has waited so long; None = wait until the wave is
             full or the input is closed.
         cache_implementation: as for ``generate`` ("static" for its static cache); None = its default.
+        pad_to: tokens that every prompt is padded to, as engines of fixed shapes do; None = the wave's longest.
     """
 
     wave: int | None = None
     wave_timeout_s: float | None = None
     cache_implementation: str | None = None
+    pad_to: int | None = None
 
     def __post_init__(self) -> None:
         if self.wave is not None and self.wave < 1:
             raise ValueError(f"engine.wave is {self.wave}: give at least 1 request, or null for all in one wave")
         if self.wave_timeout_s is not None and not self.wave_timeout_s >= 0:
             raise ValueError(f"engine.wave_timeout_s is {self.wave_timeout_s}: give at least 0, or null to wait")
+        if self.pad_to is not None and self.pad_to < 1:
+            raise ValueError(f"engine.pad_to is {self.pad_to}: give at least 1 token, or null for the wave's longest")
 
 
 class StaticBackend:
@@ -100,7 +104,8 @@ class StaticBackend:
         if not requests:
             return
         try:
-            self._generate(Wave(requests, self._eos_ids, None, 0, _unlogged, self._stopped.is_set))
+            width = self._width(requests)
+            self._generate(Wave(requests, width, self._eos_ids, None, 0, _unlogged, self._stopped.is_set))
         except Exception as error:
             raise RuntimeError(f"warm-up failed: {one_line(error)}") from error
 
@@ -118,6 +123,12 @@ class StaticBackend:
         bad = next((i for i in request.prompt_ids if not 0 <= i < vocab), None)
         if not request.prompt_ids or bad is not None:
             cause = "the prompt is empty" if bad is None else f"token id {bad} is not in the vocabulary of {vocab}"
+            self._report_end(request, Outcome.REJECTED, cause)
+            return
+        if self._settings.pad_to is not None and len(request.prompt_ids) > self._settings.pad_to:
+            cause = (
+                f"the prompt of {len(request.prompt_ids)} tokens is longer than engine.pad_to={self._settings.pad_to}"
+            )
             self._report_end(request, Outcome.REJECTED, cause)
             return
         with self._changed:
@@ -173,7 +184,8 @@ class StaticBackend:
             with self._changed:
                 left = len(self._waiting)
             self._waves += 1
-            wave = Wave(requests, self._eos_ids, self._sink, left, self._steps.append, self._stopped.is_set)
+            width = self._width(requests)
+            wave = Wave(requests, width, self._eos_ids, self._sink, left, self._steps.append, self._stopped.is_set)
             try:
                 self._generate(wave)
             except Exception as error:
@@ -204,8 +216,12 @@ class StaticBackend:
                 self._changed.wait(left)
         return None
 
+    def _width(self, requests: Sequence[ScheduledRequest]) -> int:
+        """Prompt positions of each row of a wave; a warm-up's longest prompt may be longer than ``pad_to``."""
+        return max(self._settings.pad_to or 0, *(len(r.prompt_ids) for r in requests))
+
     def _generate(self, wave: Wave) -> None:
-        """Run one wave: ids and mask are [rows, longest prompt], padded on the left."""
+        """Run one wave: ids and mask are [rows, width], padded on the left."""
         config = generation_config(self._model, self._generation)
         config.max_new_tokens = max(r.max_new_tokens for r in wave.requests)
         config.cache_implementation = self._settings.cache_implementation

@@ -37,6 +37,7 @@ class Wave:
 
     Args:
         requests: the rows, in order.
+        width: prompt positions of every row, padding included.
         eos_ids: ids that end a row; empty = none does.
         sink: where to report; None in a warm-up.
         waiting: requests queued behind this wave, for the step log.
@@ -47,6 +48,7 @@ class Wave:
     def __init__(
         self,
         requests: Sequence[ScheduledRequest],
+        width: int,
         eos_ids: frozenset[int],
         sink: TokenSink | None,
         waiting: int,
@@ -54,7 +56,7 @@ class Wave:
         cancelled: Callable[[], bool],
     ) -> None:
         self.requests = requests
-        self.width = max(len(r.prompt_ids) for r in requests)
+        self.width = width
         self._rows = [_Row(r) for r in requests]
         self._eos_ids = eos_ids
         self._sink = sink

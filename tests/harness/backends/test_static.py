@@ -9,8 +9,11 @@ import pytest
 import torch
 
 from harness.backends import GenerationSettings, create
+from harness.clock import RealClock
+from harness.driver import drive
 from harness.record import Outcome
-from workloads.workload import ScheduledRequest
+from harness.recorder import Recorder
+from workloads.workload import ScheduledRequest, Workload
 
 Requests = Callable[..., list[ScheduledRequest]]
 PROMPTS = [[5, 9, 11], [3, 1, 4, 1, 5], [2, 7, 1, 8, 2, 8, 1, 8], [90, 3]]
@@ -95,7 +98,7 @@ class ScriptedModel:
         streamer.end()
 
 
-def test_padding_is_counted_apart(sink: Any, requests: Requests) -> None:
+def test_b20_padding_is_counted_apart(sink: Any, requests: Requests) -> None:
     """Prompts 3, 5, 8; ends at EOS after 2, 4, 6 tokens: 16 of 24 prompt and 12 of 18 output tokens are real."""
     model = ScriptedModel([[1, 99, 0, 0, 0, 0], [1, 2, 3, 99, 0, 0], [1, 2, 3, 4, 5, 99]])
     backend = create("static", model, {}, GenerationSettings(ignore_eos=False))
@@ -219,3 +222,43 @@ def test_static_cache_gives_the_same_tokens(llama: Any, sink: Any, requests: Req
     assert [seen[f"r{k}"].tokens for k in range(4)] == expected
     assert {row.field: row.value for row in backend.config()}["cache_implementation"] == "static"
     backend.stop()
+
+
+def test_prompts_padded_to_a_fixed_length(llama: Any, sink: Any, requests: Requests, reference: Any) -> None:
+    """B20's prompts of 3, 5 and 8 in rows of 12: 36 positions for 16 tokens, and the tokens of each prompt alone."""
+    prompts = [[7, 8, 9], [1, 2, 3, 4, 5], [11, 12, 13, 14, 15, 16, 17, 18]]
+    expected = [reference(llama, p, 4) for p in prompts]
+    backend = create("static", llama, {"pad_to": 12})
+    too_long = ScheduledRequest("long", 0.0, tuple(range(1, 14)), 4)
+    seen = run(backend, sink, [*requests(prompts, [4] * 3), too_long])
+    assert [seen[f"r{k}"].tokens for k in range(3)] == expected
+    assert [seen[f"r{k}"].facts["padding_prompt_tokens"] for k in range(3)] == [9, 7, 4]
+    assert backend.steps()[0]["kv_tokens"] == 36
+    assert backend.steps()[0]["prefill_tokens"] == 16
+    assert seen["long"].outcome is Outcome.REJECTED
+    assert "13 tokens is longer than engine.pad_to=12" in (seen["long"].error or "")
+    backend.stop()
+    with pytest.raises(ValueError, match=r"engine\.pad_to is 0"):
+        create("static", llama, {"pad_to": 0})
+
+
+def test_latency_of_a_wave_holds_the_waiting_for_it_to_form(llama: Any) -> None:
+    """Arrivals 0 and 150 ms, waves of 2: the first is placed only when the second is there; its TTFT holds the wait."""
+    arrivals = tuple(ScheduledRequest(f"r{k}", 0.15 * k, tuple(PROMPTS[k]), 2) for k in range(2))
+    for settings, waits in (({"wave": 2}, True), ({"wave": 2, "wave_timeout_s": 0.0}, False)):
+        # In the second case one at a time, so that no slow machine makes them wait for each other.
+        workload = Workload("staged", arrivals, concurrency=None if waits else 1)
+        recorder = Recorder(workload)
+        backend = create("static", llama, settings)
+        backend.warm_up(arrivals)
+        result = drive(workload, backend, recorder, RealClock(), timeout_s=60)
+        backend.stop()
+        assert not result.timed_out
+        first, second = recorder.records()
+        assert first.t_admit_ns is not None
+        assert second.t_submit_ns is not None
+        assert (first.t_admit_ns >= second.t_submit_ns) == waits
+        assert backend.counters()["waves"] == (1 if waits else 2)
+        if waits:
+            assert first.t_admit_ns == second.t_admit_ns
+            assert first.chunks[0].time_ns > second.t_submit_ns > (first.t_submit_ns or 0)
