@@ -164,6 +164,19 @@ def reproduce_section(results: Results) -> str:
         "<p>Every number of this page is in the parquet and csv tables beside it; results/README.md of the project "
         "states each column. Latencies of in-process engines hold no HTTP, network or authentication: they are not a "
         "server's capacity.</p>",
+        _outside_scope(results),
+    )
+
+
+def _outside_scope(results: Results) -> str:
+    """Why some of these runs lie outside the measurement plan's scope; "" if none does."""
+    reasons = sorted(
+        {str(r) for found in facts(results, "outside_plan_scope") if isinstance(found, list) for r in found}
+    )
+    if not reasons:
+        return ""
+    return (
+        f"<p>Outside the measurement plan's scope (one CUDA GPU, engine in process): {escape('; '.join(reasons))}.</p>"
     )
 
 

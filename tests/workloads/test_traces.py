@@ -36,13 +36,13 @@ class TestAzure:
 
     @pytest.mark.parametrize("newline", ["\n", "\r\n"])
     @pytest.mark.parametrize("bom", [False, True])
-    def test_fractions_of_seconds_are_kept(self, tmp_path: Path, newline: str, bom: bool) -> None:
+    def test_b23_fractions_of_seconds_are_kept(self, tmp_path: Path, newline: str, bom: bool) -> None:
         built = replay(write(tmp_path / "a.csv", AZURE, *self.ROWS, newline=newline, bom=bom))
         assert [r.due_s for r in built.requests] == [0, 0.001, 0.008, 0.010]
         assert [len(r.prompt_ids) for r in built.requests] == [374, 396, 879, 91]
         assert [r.max_new_tokens for r in built.requests] == [44, 109, 55, 16]
 
-    def test_second_boundary_no_fraction_zones_and_order(self, tmp_path: Path) -> None:
+    def test_b23_second_boundary_no_fraction_zones_and_order(self, tmp_path: Path) -> None:
         path = write(
             tmp_path / "a.csv",
             AZURE,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from typing import Any
 
@@ -81,6 +82,26 @@ def test_shared_prefixes_are_found_and_reported(llama: Any, sink: Any) -> None:
         sink.wait(k + 1)
     assert [sink.seen[f"r{k}"].facts["cached_tokens"] for k in range(3)] == [0, 12, 12]
     backend.stop()
+
+
+def test_b12_no_cell_of_a_sweep_finds_the_others_prompts(llama: Any, sink: Any) -> None:
+    """Two identical cells of 8 prompts of 64 ids, one by one: no hit in either. 48 shared of 64: 7 * 48 / 512."""
+    settings = SMALL | {"page_size": 16, "num_blocks": 64, "max_batch_tokens": 64}
+    rng = random.Random(0)
+    distinct = [tuple(rng.randrange(97) for _ in range(64)) for _ in range(8)]
+    sharing = [(*distinct[0][:48], *p[48:]) for p in distinct]
+    hits = []
+    for cell, prompts in enumerate((distinct, distinct, sharing)):
+        backend = create("ours", llama, settings)  # as each measured process has an engine of its own
+        backend.warm_up([ScheduledRequest("w", 0.0, tuple(range(1, 65)), 2)])
+        backend.start(sink)
+        for k, prompt in enumerate(prompts):
+            backend.submit(ScheduledRequest(f"c{cell}-{k}", 0.0, prompt, 2))
+            sink.wait(8 * cell + k + 1)
+        backend.stop()
+        hits.append([sink.seen[f"c{cell}-{k}"].facts["cached_tokens"] for k in range(8)])
+    assert hits == [[0] * 8, [0] * 8, [0] + [48] * 7]
+    assert sum(hits[2]) / (8 * 64) == 0.65625
 
 
 def test_stop_leaves_open_requests_unfinished(llama: Any, sink: Any, requests: Requests) -> None:
