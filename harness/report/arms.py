@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import pandas as pd
 
+from harness.gate import EQUAL, EXPLAINED, FAILED
 from harness.report.read import Results
 from harness.tables import MIN_P99_SAMPLES
 
@@ -90,6 +91,12 @@ class Arm:
         """Whether a 99th percentile rests on too few samples to be stated."""
         n = self.samples(metric)
         return "_p99_" in metric and n is not None and n < MIN_P99_SAMPLES
+
+    @property
+    def gate(self) -> str | None:
+        """The worst verdict of the correctness gate on its runs; None if no run was compared."""
+        known = set(self.runs["gate"].dropna())
+        return next((verdict for verdict in (FAILED, EXPLAINED, EQUAL) if verdict in known), None)
 
     @property
     def tokens_match(self) -> bool | None:

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from harness.gate import EXPLAINED
 from harness.report.arms import Arm, Spread, baseline_of, by_facet, group_arms, memory_metric, ratio
 from harness.report.quantity import UNKNOWN, memory, number, times
 from harness.report.read import Results, read_results
@@ -79,7 +80,8 @@ def _row(arm: Arm, baseline: Arm | None, peak: str) -> list[str]:
     used = arm.spread(peak)
     cells.append(memory(used.median if used else None))
     cells.append(_failures(arm))
-    cells.append({None: UNKNOWN, True: "yes", False: "[bold red]NO[/bold red]"}[arm.tokens_match])
+    same = {None: UNKNOWN, True: "yes", False: "[bold red]NO[/bold red]"}[arm.tokens_match]
+    cells.append("near-ties" if arm.gate == EXPLAINED else same)
     return cells
 
 

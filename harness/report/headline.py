@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from harness.gate import EXPLAINED
 from harness.report.arms import Arm, Spread, baseline_of, by_facet, ratio
 from harness.report.quantity import number, times
 
@@ -113,7 +114,14 @@ def _tokens(arms: Sequence[Arm]) -> list[str]:
     compared = [a for a in arms if a.tokens_match is not None]
     if not compared:
         return []
-    wrong = [a.label for a in compared if not a.tokens_match]
+    wrong = [a.label for a in compared if not a.tokens_match and a.gate != EXPLAINED]
     if wrong:
         return [f"Other tokens than the reference: {', '.join(wrong)}."]
-    return [f"The tokens of {', '.join(a.label for a in compared)} equal the reference's in every request."]
+    ties = [a.label for a in compared if a.gate == EXPLAINED]
+    equal = [a.label for a in compared if a.label not in ties]
+    sentences = [f"The tokens of {', '.join(equal)} equal the reference's in every request."] if equal else []
+    if ties:
+        sentences.append(
+            f"The tokens of {', '.join(ties)} are the reference's but where the model itself is undecided."
+        )
+    return sentences

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 
+from harness.gate import EXPLAINED
 from harness.report.arms import Arm, Spread, baseline_of, by_facet, memory_metric, ratio
 from harness.report.page import details
 from harness.report.quantity import UNKNOWN, in_unit, number, times
@@ -43,8 +44,8 @@ _GATE_HEADS = ["<th>same tokens</th>", "<th>requests ok</th>", "<th>runs ok</th>
 _GATES = {
     "ratio": "generated tokens/s of the arm over those of the baseline, repeat by repeat where both have the same "
     "repeats, else of the two medians.",
-    "same tokens": "whether the token ids of every request equal those of the reference engine; unknown if they were "
-    "not compared.",
+    "same tokens": "whether the token ids of every request equal those of the reference engine; near-ties: they "
+    "first differ where the model itself is undecided; unknown if they were not compared.",
     "requests ok": "requests that ended by the end-of-sequence token or at their cap with at least one token, of all "
     "requests of all runs.",
     "runs ok": "runs that ended well, of all; only they enter numbers.",
@@ -106,9 +107,10 @@ def _gate_cells(arm: Arm) -> list[str]:
     """Whether the output was right and complete: beside the rate, because a rate of another output is none."""
     n_ok, n = arm.total("n_ok"), arm.total("n_requests")
     short = n_ok is not None and n is not None and n_ok < n
-    match = {None: UNKNOWN, True: "yes", False: "no"}[arm.tokens_match]
+    tie = arm.gate == EXPLAINED
+    match = "near-ties" if tie else {None: UNKNOWN, True: "yes", False: "no"}[arm.tokens_match]
     return [
-        _plain(match, bad=arm.tokens_match is False),
+        _plain(match, bad=arm.tokens_match is False and not tie),
         _plain(f"{UNKNOWN if n_ok is None else n_ok} of {UNKNOWN if n is None else n}", bad=short),
         _plain(f"{len(arm.measured)} of {len(arm.runs)}", bad=len(arm.measured) < len(arm.runs)),
     ]

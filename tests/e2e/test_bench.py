@@ -18,7 +18,7 @@ def only(paths):
 
 
 def test_one_run_writes_every_table_and_names_its_paths_last(bench, tmp_path):
-    done = bench("engine=static", "engine.wave=4")
+    done = bench("engine=static", "engine.wave=4", "slo=batch")
     assert done.returncode == 0, done.stderr
     folder = only((tmp_path / "results" / "runs").iterdir())
     tables = read_result(folder)
@@ -37,6 +37,13 @@ def test_one_run_writes_every_table_and_names_its_paths_last(bench, tmp_path):
     environment = dict(zip(tables["environment"]["key"], tables["environment"]["value"], strict=True))
     assert json.loads(environment["command_line"])[0] == "cb-bench"
     assert json.loads(environment["workload.spec"])["workload"]["requests"] == 6
+    for when in ("at_start", "before_first_request"):
+        assert int(environment[f"memory.free_{when}_bytes"]) > 0
+    for hashed in ("setup_sha256", "config.resolved_sha256", "workload.prompt_ids_sha256"):
+        assert len(json.loads(environment[hashed])) == 64
+    assert (run.steady_state, run.n_good) == ("burst", 6)
+    assert json.loads(run.slo)["name"] == "batch"
+    assert len(tables["tails"]) >= 2
     assert [s.state for s in manifest.latest(folder)] == ["ok"]
     *_, results, report = done.stdout.strip().splitlines()
     assert results == f"results: {folder.relative_to(tmp_path)}"
