@@ -25,10 +25,8 @@ MODELS = {
 CASES = [
     # model, page, memory, chunks, scheduler, sharing, ahead, fused
     ("llama-32", 4, "recompute", True, "fifo", True, False, None),
-    ("llama-32", 16, "offload", False, "prefill_first", True, True, False),
     ("llama-one-key-head", 16, "ample", True, "fifo", False, True, None),
     ("mistral-64", 4, "offload", False, "fifo", False, True, None),
-    ("mistral-64", 16, "recompute", True, "prefill_first", False, False, False),
     ("gemma2-32", 16, "recompute", True, "prefill_first", False, True, None),
     ("gemma3-32", 4, "recompute", True, "fifo", False, True, None),
     ("llama-32", 64, "recompute", False, "fifo", True, True, None),
