@@ -268,6 +268,7 @@ class EngineCore:
             table_pages=launched.table_pages,
             decode_kernel_rows=launched.decode_kernel_rows,
             kv_tokens=int(rows.ends.sum()),
+            prefill_pairs=rows.prefill_pairs,
             running=plan.num_running,
             waiting=plan.num_waiting,
             free_blocks=plan.num_available_blocks,

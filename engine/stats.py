@@ -19,6 +19,7 @@ class StepRecord:
         table_pages: pages of its block tables, those added to reach a captured width included.
         decode_kernel_rows: rows that took the decode fast path.
         kv_tokens: keys read by attention, summed over rows.
+        prefill_pairs: pairs of a query and a key it sees, summed over prefill rows (as if no layer had a window).
         schedule_ms: host time to choose the batch, build its inputs and launch it.
         step_ms: start of scheduling to tokens on the host.
         allocated_blocks: KV blocks given out for it; evicted_blocks: those of them whose prefix was given up for it.
@@ -39,6 +40,7 @@ class StepRecord:
     table_pages: int
     decode_kernel_rows: int
     kv_tokens: int
+    prefill_pairs: int
     running: int
     waiting: int
     free_blocks: int

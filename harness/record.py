@@ -10,10 +10,13 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from harness.deliveries import TokenChunk
 from harness.slo import Slo
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 __all__ = ["COUNTED_BY", "ConfigValue", "Outcome", "RequestRecord", "RunRecord", "TokenChunk"]
 
@@ -118,9 +121,11 @@ class RunRecord:
         identity: run_id, experiment, variable, arm, repeat, engine, model, workload, workload_hash, seed …
         t_start_ns / t_end_ns: start of the schedule and last terminal output.
         warmup_s, load_s: time spent before measuring.
-        steps: engine step log, one mapping a step (columns of the ``steps`` table); empty if the backend has none.
+        steps: engine step log, one mapping a step (columns of the ``steps`` table), or all of them as a frame of such
+            columns; empty if the backend has none.
         counters: run-level counts and gauges of the backend (preemptions, prefix_hit_tokens, graph_replays …).
         memory: peak and ledger figures in bytes by name.
+        source: "measured", or "simulated" (see :mod:`harness.simulate`).
         calibration: columns of the ``calibration`` table (see :mod:`harness.calibration`); None = not calibrated.
         telemetry: samples, one mapping each (``t_s``, ``rss_bytes``, ``gpu_used_bytes`` …).
         gc_pauses: when the interpreter collected garbage, one mapping each (``t_ns``, ``duration_ms``, ``generation``).
@@ -135,13 +140,14 @@ class RunRecord:
     warmup_s: float | None = None
     config: list[ConfigValue] = field(default_factory=list)
     environment: dict[str, Any] = field(default_factory=dict)
-    steps: list[dict[str, Any]] = field(default_factory=list)
+    steps: list[dict[str, Any]] | pd.DataFrame = field(default_factory=list)
     counters: dict[str, float | int | None] = field(default_factory=dict)
     memory: dict[str, int | None] = field(default_factory=dict)
     telemetry: list[dict[str, Any]] = field(default_factory=list)
     gc_pauses: list[dict[str, Any]] = field(default_factory=list)
     slo: Slo | None = None
     calibration: dict[str, float] | None = None
+    source: str = "measured"
     status: str = "ok"
     error: str | None = None
     traceback: str | None = None

@@ -61,6 +61,12 @@ class CacheLayout:
         return cls(groups, per_block, page_size, num_kv_heads, head_dim, itemsize)
 
     @property
+    def windows(self) -> list[int | None]:
+        """By layer, its sliding window in tokens, None for full attention: what `build` was given."""
+        by_layer = {layer: group.window for group in self.groups for layer in group.layers}
+        return [by_layer[layer] for layer in sorted(by_layer)]
+
+    @property
     def page_bytes(self) -> int:
         """Keys and values of one page of one layer."""
         return 2 * self.num_kv_heads * self.head_dim * self.itemsize * self.page_size

@@ -114,6 +114,12 @@ class StepRows:
         ends: np.ndarray = self.starts + self.counts
         return ends
 
+    @property
+    def prefill_pairs(self) -> int:
+        """Pairs of a query and a key it sees, over the rows behind the first `num_decode`."""
+        starts, counts = self.starts[self.num_decode :], self.counts[self.num_decode :]
+        return int((counts * starts + counts * (counts + 1) // 2).sum())
+
     def sampled(self) -> StepRows:
         """The rows whose next token is chosen."""
         return self if self.samples.all() else self.pick(np.flatnonzero(self.samples))

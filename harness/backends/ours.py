@@ -51,8 +51,20 @@ class OursBackend(ManagerBackend):
         return tokens
 
     def config(self) -> list[ConfigValue]:
-        rows = (*self._manager.resolved_config.rows(), *self._manager.measured_settings())
-        return [ConfigValue(name, value, source) for name, value, source in rows]
+        resolved = self._manager.resolved_config
+        rows = (*resolved.rows(), *self._manager.measured_settings())
+        # The model's part of the cache: what a simulation of this engine needs and no setting says.
+        layout, why = resolved.layout, "derived: the model's attention layers"
+        model = {
+            "windows": layout.windows,
+            "num_kv_heads": layout.num_kv_heads,
+            "head_dim": layout.head_dim,
+            "itemsize": layout.itemsize,
+        }
+        return [
+            *(ConfigValue(name, value, source) for name, value, source in rows),
+            *(ConfigValue(f"cache.{name}", value, why) for name, value in model.items()),
+        ]
 
     def steps(self) -> list[dict[str, Any]]:
         return [dataclasses.asdict(record) for record in self._manager.step_log]

@@ -6,7 +6,7 @@ computes it is registered under that name in :mod:`harness.metrics.registry`.
 
 from __future__ import annotations
 
-from harness.metrics.compute import compute_tables
+from harness.metrics.compute import compute_tables, run_values
 from harness.metrics.registry import REQUEST_METRICS, RUN_METRICS
 
-__all__ = ["REQUEST_METRICS", "RUN_METRICS", "compute_tables"]
+__all__ = ["REQUEST_METRICS", "RUN_METRICS", "compute_tables", "run_values"]

@@ -19,6 +19,7 @@ from harness.metrics.observations import FloatArray, Observations, observe
 from harness.metrics.registry import REQUEST_METRICS, RUN_METRICS
 from harness.metrics.steady import steady_window
 from harness.record import RunRecord
+from harness.store import conform
 
 _IDENTITY = (
     "experiment",
@@ -55,12 +56,10 @@ def compute_tables(record: RunRecord) -> dict[str, pd.DataFrame]:
         if not record.identity.get(key):
             raise ValueError(f"the record's identity has no {key!r}: given {sorted(record.identity)}")
     run_id = str(record.identity["run_id"])
-    observations = observe(record)
-    gaps = pool_gaps(observations)
-    latencies = {name: metric.compute(observations, gaps) for name, metric in REQUEST_METRICS.items()}
-    view = RunView(record, observations, gaps, latencies, steady_window(observations))
+    view = _view(record)
+    observations, gaps, latencies = view.observations, view.gaps, view.latencies
     requests, itl = _requests(record, run_id, observations, latencies), _itl(run_id, observations, gaps)
-    steps = rows_frame("steps", run_id, [_step(record, i, row) for i, row in enumerate(record.steps)])
+    steps = _steps(record, run_id)
     pauses = rows_frame("gc_pauses", run_id, [_timed(record, row) for row in record.gc_pauses])
     return {
         "runs": _runs(record, run_id, view),
@@ -80,12 +79,26 @@ def compute_tables(record: RunRecord) -> dict[str, pd.DataFrame]:
     }
 
 
+def run_values(record: RunRecord) -> dict[str, Any]:
+    """What the row of table ``runs`` holds of a run, without its identity and without any other table."""
+    view = _view(record)
+    return {"status": record.status, **{name: metric.compute(view) for name, metric in RUN_METRICS.items()}}
+
+
+def _view(record: RunRecord) -> RunView:
+    observations = observe(record)
+    gaps = pool_gaps(observations)
+    latencies = {name: metric.compute(observations, gaps) for name, metric in REQUEST_METRICS.items()}
+    return RunView(record, observations, gaps, latencies, steady_window(observations))
+
+
 def _runs(record: RunRecord, run_id: str, view: RunView) -> pd.DataFrame:
     identity: dict[str, Any] = {name: record.identity.get(name) for name in (*_IDENTITY, *_JUDGED_LATER)}
     for name in _TEXT_IDENTITY:
         identity[name] = None if identity[name] is None else str(identity[name])
     values = {
         **identity,
+        "source": record.source,
         "status": record.status,
         "error": record.error,
         "load_s": record.load_s,
@@ -149,9 +162,16 @@ def _tokens(record: RunRecord, run_id: str, o: Observations) -> pd.DataFrame:
     return frame("tokens", run_id, columns, len(seen))
 
 
-def _step(record: RunRecord, index: int, row: Mapping[str, Any]) -> dict[str, Any]:
-    """A row of the engine's step log."""
-    return {"step": index, **_timed(record, row)}
+def _steps(record: RunRecord, run_id: str) -> pd.DataFrame:
+    """The engine's step log; one that comes as a frame is taken by columns."""
+    if not isinstance(record.steps, pd.DataFrame):
+        rows = [{"step": i, **_timed(record, row)} for i, row in enumerate(record.steps)]
+        return rows_frame("steps", run_id, rows)
+    given = record.steps.assign(run_id=run_id, step=np.arange(len(record.steps)))
+    if "t_ns" in given:
+        seconds = (given.pop("t_ns") - record.t_start_ns) / 1e9 if record.t_start_ns is not None else np.nan
+        given["t_s"] = seconds
+    return conform("steps", given)
 
 
 def _timed(record: RunRecord, row: Mapping[str, Any]) -> dict[str, Any]:

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import pandas as pd
+
 from harness.metrics.metric import RunMetric, RunView
 
 
@@ -15,7 +17,11 @@ def _counter(run: RunView, name: str) -> int | None:
 
 
 def _logged(run: RunView, field: str, reduce: Callable[[list[Any]], int]) -> int | None:
-    values = [step[field] for step in run.record.steps if step.get(field) is not None]
+    steps = run.record.steps
+    if isinstance(steps, pd.DataFrame):
+        values = steps[field].dropna().tolist() if field in steps else []
+    else:
+        values = [step[field] for step in steps if step.get(field) is not None]
     return int(reduce(values)) if values else None
 
 

@@ -537,6 +537,7 @@ def test_counters_and_step_log(open_manager: Open) -> None:
     ]
     assert [s.step for s in log] == list(range(6))
     assert [s.kv_tokens for s in log] == [3 + 5 + 8, 4 + 6 + 9, 7 + 10, 8 + 11, 12, 13]
+    assert [s.prefill_pairs for s in log] == [6 + 15 + 36, 0, 0, 0, 0, 0]  # causal: n (n + 1) / 2 of a whole prompt
     assert all(s.step_ms is not None and s.step_ms >= s.schedule_ms >= 0 for s in log)
     assert all(s.padded_rows == 0 and not s.graph for s in log)
     counters = manager.counters()

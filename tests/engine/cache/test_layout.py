@@ -95,3 +95,8 @@ def test_pages_of_a_window_do_not_grow_with_the_sequence() -> None:
     assert layout.blocks_needed(7, 16) == 2
     assert layout.blocks_needed(40, 1) == layout.blocks_needed(4000, 1) == 3
     assert layout.blocks_needed(4000, 16) == 7  # 8 - 1 + 16 = 23 tokens in sight: 6 pages, one more if unaligned
+
+
+def test_windows_are_given_back_by_layer() -> None:
+    windows = [8, None, 8, None, 8]
+    assert CacheLayout.build(windows, 4, 2, 8, 2).windows == windows

@@ -61,6 +61,7 @@ def test_every_computed_column_has_one_metric() -> None:
         "replica",
         "device",
         "seed",
+        "source",
         "status",
         "error",
         "load_s",
