@@ -1,9 +1,9 @@
 """Linear layers by whichever kernel was fastest on this device for these weights and this many rows.
 
-While steps are rehearsed before serving (`TunedLinear.learning`), each number of rows that a step brings is tuned:
-torch and the candidates of `engine.kernels.gemm_candidates` are timed on the model's own weights, layer after layer, so
-that they come from memory as in a step. `ANCHORS` are tuned in full; a number between two of them chooses among torch
-and what won at those two. Afterwards the choices do not change: a number of rows that was not rehearsed runs on torch.
+Before serving (`TunedLinear.learning`) the numbers of rows in `ANCHORS` are tuned: torch and the candidates of
+`engine.kernels.gemm_candidates` are timed on the model's own weights, layer after layer, so that they come from memory
+as in a step. A number of rows between two of them that a step brings runs on what won at the larger one. Afterwards the
+choices do not change: a number of rows that was not rehearsed runs on torch.
 
 All candidates sum in fp32 and round once; the order of the sums, and with it the last bit, depends on the choice.
 """
@@ -33,7 +33,9 @@ from engine.kernels.language import triton, why_no_triton
 logger = logging.getLogger(__name__)
 
 ANCHORS = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1280)
-"""Rows that are tuned in full. More rows are left to torch."""
+"""Rows that are tuned. More rows are left to torch."""
+MOST_USED = (256, 1, 128, 64, 32, 8, 16, 192, 96, 4, 48, 2, 512, 1024, 384, 768, 1280)
+"""`ANCHORS` in the order in which they are tuned: when time is over, it is what matters less that is left out."""
 TIMED_BYTES = 600 << 20
 """Bytes of weights that a timed graph reads: some 150 us at an H200's bandwidth, and past its L2 cache."""
 TIME_LIMIT = 14.0
@@ -127,10 +129,18 @@ class TunedLinear:
         return call(inputs, weight, bias)
 
     @contextmanager
-    def learning(self) -> Iterator[None]:
-        """Inside, numbers of rows not seen before are tuned. A step must be run once before it is captured."""
+    def learning(self, largest: int = 0) -> Iterator[None]:
+        """Inside, numbers of rows not seen before get their choice. A step must be run once before it is captured.
+
+        Args:
+            largest: rows up to which the anchors are tuned beforehand, the most used first; 0 = as they are met.
+        """
         self._learning = True
         try:
+            used = ANCHORS[: bisect.bisect_left(ANCHORS, largest) + 1] if largest else ()
+            for rows in MOST_USED:
+                for shape in self._weights if rows in used else ():
+                    self._choice(Problem(rows, *shape))
             yield
         finally:
             self._learning = False
@@ -188,61 +198,61 @@ class TunedLinear:
         return call
 
     def _choice(self, problem: Problem) -> Choice | None:
-        """The choice for a problem: made before, stored, or measured; None if time or memory is short."""
-        choice = self._choices.get(problem)
-        if choice is not None:
+        """The choice for a problem: made before, that of the next anchor, stored, or measured; None if time or memory
+        is short."""
+        if problem not in self._choices:
+            choice = self._measured_choice(problem) if problem.rows in ANCHORS else self._anchors_choice(problem)
+            if choice is None:
+                return None
+            self._choices[problem] = choice
+        return self._choices[problem]
+
+    def _anchors_choice(self, problem: Problem) -> Choice | None:
+        """What won at the next larger anchor, or torch if it does not suit here."""
+        choice = self._choice(problem._replace(rows=ANCHORS[bisect.bisect(ANCHORS, problem.rows)]))
+        if choice is None or choice.candidate == TORCH or self._sound(problem, [choice.candidate]):
             return choice
+        return Choice(TORCH, choice.baseline_seconds, choice.baseline_seconds)
+
+    def _measured_choice(self, problem: Problem) -> Choice | None:
         key = self._key(problem)
         choice = self._cache.load(key)
         if choice is not None and self._candidates.call(problem, choice.candidate) is not None:
             self._stored += 1
-        else:
-            contenders = self._contenders(problem)
-            if self._seconds >= TIME_LIMIT:
-                self._untimed += 1
-                return None
-            started = self._clock()
-            try:
-                choice = self._measure(problem, contenders)
-            except torch.OutOfMemoryError as error:
-                logger.warning("%s is left to torch, there is no memory to try others: %s", problem, error)
-                self._untimed += 1
-                return None
-            finally:
-                self._seconds += self._clock() - started
-            self._measured += 1
-            self._cache.store(key, choice)
-        self._choices[problem] = choice
+            return choice
+        if self._seconds >= TIME_LIMIT:
+            self._untimed += 1
+            return None
+        started = self._clock()
+        try:
+            choice = self._measure(problem)
+        except torch.OutOfMemoryError as error:
+            logger.warning("%s is left to torch, there is no memory to try others: %s", problem, error)
+            self._untimed += 1
+            return None
+        finally:
+            self._seconds += self._clock() - started
+        self._measured += 1
+        self._cache.store(key, choice)
         return choice
 
     def _key(self, problem: Problem) -> Key:
         operation: dict[str, str | int | bool] = {"operation": "linear", "version": VERSION, "dtype": str(self._dtype)}
         return operation | dict(self._environment) | problem._asdict()
 
-    def _contenders(self, problem: Problem) -> list[str]:
-        """Names of the candidates besides torch."""
-        if problem.rows not in ANCHORS:
-            above = bisect.bisect(ANCHORS, problem.rows)
-            neighbours = (problem._replace(rows=ANCHORS[index]) for index in (above - 1, above))
-            won = [choice.candidate for choice in map(self._choice, neighbours) if choice is not None]
-            return [
-                name
-                for name in dict.fromkeys(won)
-                if name != TORCH and self._candidates.call(problem, name) is not None
-            ]
-        return self._candidates.names(problem, self._weights[problem[1:]][0][1])
-
     # --- measuring --------------------------------------------------------------------------------------------------
 
-    def _measure(self, problem: Problem, contenders: Sequence[str]) -> Choice:
-        weights = self._weights[problem[1:]]
+    def _inputs(self, problem: Problem) -> torch.Tensor:
         if self._generator is None:
             self._generator = torch.Generator(self._device).manual_seed(0)
-        inputs = torch.randn(
-            problem.rows, problem.depth, dtype=self._dtype, device=self._device, generator=self._generator
-        )
+        shape = (problem.rows, problem.depth)
+        return torch.randn(shape, dtype=self._dtype, device=self._device, generator=self._generator)
+
+    def _measure(self, problem: Problem) -> Choice:
+        weights = self._weights[problem[1:]]
+        inputs = self._inputs(problem)
         calls: dict[str, Call] = {TORCH: linear}
-        calls |= self._sound(problem, inputs, contenders)
+        calls |= self._sound(problem, self._candidates.names(problem, weights[0][1]), inputs)
         count = min(max(2, -(-TIMED_BYTES // weights[0][0].nbytes)), 64)
         used = [weights[index % len(weights)] for index in range(count)]
 
@@ -252,9 +262,12 @@ class TunedLinear:
 
         return choose(TORCH, [name for name in calls if name != TORCH], measure)
 
-    def _sound(self, problem: Problem, inputs: torch.Tensor, contenders: Sequence[str]) -> dict[str, Call]:
+    def _sound(
+        self, problem: Problem, contenders: Sequence[str], inputs: torch.Tensor | None = None
+    ) -> dict[str, Call]:
         """The contenders that run, and whose result is torch's but for the order of sums."""
         weight, bias = self._weights[problem[1:]][0]
+        inputs = self._inputs(problem) if inputs is None else inputs
         wanted = linear(inputs, weight, bias).float()
         allowed = 4 * torch.finfo(self._dtype).eps * wanted.abs().max()
         calls, errors = {}, {}

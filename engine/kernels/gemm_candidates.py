@@ -21,9 +21,9 @@ from engine.kernels.skinny import SkinnyTile, skinny_linear, skinny_tiles
 logger = logging.getLogger(__name__)
 
 TORCH = "torch"
-CUBLASLT_CANDIDATES = 16
+CUBLASLT_CANDIDATES = 12
 """How many algorithms the library is asked for."""
-SPLIT_CANDIDATES, SPLITS = 4, (2, 3, 4, 6, 8)
+SPLIT_CANDIDATES, SPLITS = 3, (2, 3, 4, 6)
 """How many of them are also tried with their sum in parts, and in how many."""
 SPLIT_OUTPUTS = 2 * 132 * 64 * 128
 """Output elements that fill an H200 twice with small tiles; a product with more is not split."""

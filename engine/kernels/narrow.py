@@ -45,7 +45,7 @@ def narrow_tiles(rows: int) -> tuple[NarrowTile, ...]:
     return NarrowTile(64, 128, 4, 3 + more), NarrowTile(32, 128, 4, 4 + more)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def _narrow_kernel(
     inputs,
     weight,

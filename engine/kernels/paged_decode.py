@@ -96,7 +96,11 @@ def _merge(
     tl.store(place, mixed / total[:, None], mask=(g_range < GROUP)[:, None] & (d_range < HEAD_DIM)[None, :])
 
 
-@triton.jit(do_not_specialize=["wanted", "bound"])
+# One compilation whatever the step: inputs of a step lie anywhere in its packed buffer, tables have any width.
+@triton.jit(
+    do_not_specialize=["wanted", "bound", "table_row_stride"],
+    do_not_specialize_on_alignment=["block_table", "kv_lengths", "tickets"],
+)
 def _decode_kernel(
     query,
     key_cache,

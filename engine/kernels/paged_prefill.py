@@ -100,7 +100,10 @@ def _attend_tiles(
     return peak, total, mixed
 
 
-@triton.jit(do_not_specialize=["rows"])
+@triton.jit(
+    do_not_specialize=["rows", "table_row_stride"],
+    do_not_specialize_on_alignment=["block_table", "cu_query", "kv_lengths"],
+)
 def _prefill_kernel(
     query,
     key_cache,

@@ -40,7 +40,7 @@ def _norm_heads(
     return x0.to(dtype).to(tl.float32), x1.to(dtype).to(tl.float32)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["positions", "slots"])
 def _rope_kernel(
     qkv,
     query_weight,

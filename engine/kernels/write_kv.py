@@ -10,7 +10,7 @@ import torch
 from engine.kernels.language import after_predecessor, tl, triton, wait_for_predecessor
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["slots"])
 def _write_kernel(
     key,
     value,

@@ -94,6 +94,11 @@ class StepBuckets:
             groups,
         )
 
+    @property
+    def largest(self) -> int:
+        """Query tokens of the largest captured step; 0 if none is."""
+        return max((shape.tokens for shape in self.shapes()), default=0)
+
     def shapes(self) -> list[StepShape]:
         """Every step to capture, largest first."""
         shapes = [self._shape(n, 0, width) for n in self.decodes for width in self.widths]

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 import torch
 
-from engine.attention import AttentionMetadata, GroupTables
+from engine.attention import AttentionMetadata
 from engine.runner.batch import StepShape
 from engine.runner.buckets import StepBuckets
 from engine.scheduler import StepRows
@@ -27,11 +27,10 @@ class StepRunner(Protocol):
     """What capturing needs of a runner."""
 
     device: torch.device
-    windows: list[int | None]
 
     def upload(self, shape: StepShape, rows: StepRows, target: torch.Tensor | None = None) -> torch.Tensor: ...
 
-    def group_tables(self, views: dict[str, torch.Tensor]) -> tuple[GroupTables, ...]: ...
+    def padding_metadata(self, shape: StepShape, views: dict[str, torch.Tensor]) -> AttentionMetadata: ...
 
     def forward(
         self, shape: StepShape, views: dict[str, torch.Tensor], metadata: AttentionMetadata
@@ -60,15 +59,13 @@ class StepGraphs:
     Args:
         runner: whose forward pass is captured.
         buckets: sizes of the steps.
-        page_size: tokens a page.
 
     Attributes:
         pool_bytes: device memory that their temporary tensors and logits share.
     """
 
-    def __init__(self, runner: StepRunner, buckets: StepBuckets, page_size: int) -> None:
-        self.buckets = buckets
-        self._page_size, self._runner = page_size, runner
+    def __init__(self, runner: StepRunner, buckets: StepBuckets) -> None:
+        self.buckets, self._runner = buckets, runner
         started = time.perf_counter()
         shapes = buckets.shapes()
         inputs = torch.zeros(max((shape.size for shape in shapes), default=0), dtype=torch.int32, device=runner.device)
@@ -91,16 +88,7 @@ class StepGraphs:
         views = shape.carve(runner.upload(shape, StepRows.none(), inputs))  # padding rows only
 
         def forward() -> torch.Tensor:
-            metadata = AttentionMetadata(
-                num_decode=shape.decodes,
-                kv_lengths=views["kv_lengths"],
-                groups=runner.group_tables(views),
-                cu_query=views["cu_query"] if shape.prefills else None,
-                cu_kv=views["cu_kv"] if shape.prefills else None,
-                max_query=shape.prefill_tokens,
-                max_kv=shape.width * self._page_size,
-            )
-            return runner.forward(shape, views, metadata)
+            return runner.forward(shape, views, runner.padding_metadata(shape, views))
 
         stream.wait_stream(torch.cuda.current_stream(runner.device))
         with torch.cuda.stream(stream):

@@ -162,9 +162,35 @@ class ModelRunner:
         if isinstance(self.executor, CompiledExecutor) and self.compile_s is None:
             self.compile_s = self.executor.warm_up(self._padding_row())
         if any(self.config.use_cuda_graph) and self.graphs is None:
-            tuned = self.executor.tuned
-            with nullcontext() if tuned is None else tuned.learning():  # from each step's run before its capture
-                self.graphs = StepGraphs(self, self._buckets(), self.config.page_size)
+            tuned, buckets = self.executor.tuned, self._buckets()
+            # Compiled paths have products of their own: no numbers of rows are tuned beforehand then.
+            largest = 0 if isinstance(self.executor, CompiledExecutor) else buckets.largest
+            with nullcontext() if tuned is None else tuned.learning(largest):
+                self.graphs = StepGraphs(self, buckets)
+        if self.device.type == "cuda" and BACKENDS[self.config.attention_backend].capturable:
+            self._rehearse()
+
+    def _rehearse(self) -> None:
+        """Run steps that no graph is for, on padding: their kernels are compiled and loaded before a request waits."""
+        largest = self.config.max_batch_tokens
+        for tokens in sorted({largest, max(largest // 2, 1), max(largest // 4, 1)}):
+            for decodes in (0, 1):
+                shape = StepShape(decodes, 1, max(tokens - decodes, 1), 1, 1, len(self.windows))
+                views = shape.carve(self.upload(shape, StepRows.none()))
+                self.forward(shape, views, self.padding_metadata(shape, views))
+        self.synchronize()
+
+    def padding_metadata(self, shape: StepShape, views: dict[str, torch.Tensor]) -> AttentionMetadata:
+        """Attention metadata of a step of any rows that fit the shape, as far as the host knows them."""
+        return AttentionMetadata(
+            num_decode=shape.decodes,
+            kv_lengths=views["kv_lengths"],
+            groups=self.group_tables(views),
+            cu_query=views["cu_query"] if shape.prefills else None,
+            cu_kv=views["cu_kv"] if shape.prefills else None,
+            max_query=shape.prefill_tokens,
+            max_kv=shape.width * self.config.page_size,
+        )
 
     def _padding_row(self) -> AttentionMetadata:
         """A step of one decode row that touches the trash block only."""

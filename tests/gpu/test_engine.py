@@ -59,7 +59,10 @@ def test_tokens_equal_generate(
 ) -> None:
     """A-async-04, A-graph-03, A-page-05."""
     model = gpu_model("tiny-llama")
-    result = serve(model, backend, PROMPTS, NEW, page_size=page_size, num_blocks=6400 // page_size, **MODES[mode])
+    result = serve(
+        model, backend, PROMPTS, NEW, page_size=page_size, num_blocks=6400 // page_size, max_requests_per_batch=24,
+        **MODES[mode],
+    )  # fmt: skip
     assert result.tokens == [reference(model, p, NEW) for p in PROMPTS]
     assert result.resolved.use_fused_forward
     assert any(step.kind == "mixed" for step in result.steps)

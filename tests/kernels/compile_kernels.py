@@ -64,7 +64,7 @@ def compile_instead(kernel: Any, *args: Any, grid: Any, warmup: bool, **kwargs: 
         else:
             signature[parameter.name] = "i32" if isinstance(value, int) else "fp32"
         aligned = isinstance(value, torch.Tensor) or (isinstance(value, int) and value % 16 == 0)
-        if aligned and not parameter.do_not_specialize:
+        if aligned and not (parameter.do_not_specialize or parameter.do_not_specialize_on_alignment):
             attributes[(index,)] = [["tt.divisibility", 16]]
     if "PDL" in names:  # as on the device that is compiled for
         constants[(names.index("PDL"),)] = kwargs["launch_pdl"] = int(sys.argv[1]) >= 90

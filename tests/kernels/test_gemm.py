@@ -16,7 +16,7 @@ from engine.kernels import gemm, gemm_candidates
 from engine.kernels.autotune import Choice
 from engine.kernels.autotune_cache import ChoiceCache
 from engine.kernels.cublaslt import WORKSPACE_LIMIT, CublasLt
-from engine.kernels.gemm import ANCHORS, TunedLinear, tuned_linear, why_not_tuned
+from engine.kernels.gemm import ANCHORS, MOST_USED, TunedLinear, tuned_linear, why_not_tuned
 from engine.kernels.gemm_candidates import LinearCandidates, Problem
 
 BF16 = torch.bfloat16
@@ -111,29 +111,33 @@ def test_torch_stays_unless_beaten_by_more_than_noise(host_lt: Any) -> None:
     assert tuned.report().winners == {"torch": 1}
 
 
-def test_rows_between_two_anchors_try_what_won_there_and_torch(host_lt: Any) -> None:
+def test_rows_between_two_anchors_run_on_what_won_at_the_larger(host_lt: Any) -> None:
     host, weights = host_lt(accepts=lambda word, rows: rows != 40 or word != 3), _weights()
     times = Times(host, 10.0, w1=11.0, w2=8.0, w3=9.0)
     tuned = _tuned(weights, host, times)
     assert 24 not in ANCHORS
     with tuned.learning():
         tuned(_inputs(24), *weights[0])
-        assert set(tuned.choices()) == {Problem(rows, COLUMNS, DEPTH, False) for rows in (16, 24, 32)}
-        assert host.asked == 2  # the library's list, once an anchor
+        assert set(tuned.choices()) == {Problem(rows, COLUMNS, DEPTH, False) for rows in (24, 32)}
+        assert host.asked == 1  # the library's list, once an anchor
         times.by_word[2] = 20.0
         tuned(_inputs(48), *weights[0])  # word 3 wins there, and does not suit 40 rows
-        assert host.asked == 3
+        assert host.asked == 2
         tuned(_inputs(40), *weights[0])
-        assert host.asked == 3
+        assert host.asked == 2
     chosen = {problem.rows: choice.candidate[:11] for problem, choice in tuned.choices().items()}
-    assert chosen == {
-        16: "cublaslt:02",
-        24: "cublaslt:02",
-        32: "cublaslt:02",
-        48: "cublaslt:03",
-        40: "torch",
-    }
+    assert chosen == {24: "cublaslt:02", 32: "cublaslt:02", 48: "cublaslt:03", 40: "torch"}
     assert tuned.report().winners == {"cublaslt": 2, "torch": 1}  # of the rows that were used
+
+
+def test_anchors_are_tuned_beforehand_the_most_used_first(host_lt: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert sorted(MOST_USED) == sorted(ANCHORS)
+    monkeypatch.setattr(gemm, "TIME_LIMIT", 3.0)
+    host, weights = host_lt(), _weights()
+    tuned = _tuned(weights, host, Times(host, 10.0, w1=5.0, w2=20.0, w3=20.0))
+    with tuned.learning(largest=60):
+        assert {problem.rows for problem in tuned.choices()} == {1, 64, 32}
+    assert tuned.report().untimed == len(ANCHORS[: ANCHORS.index(64) + 1]) - 3
 
 
 def test_products_of_few_outputs_are_also_tried_in_parts(host_lt: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -183,7 +187,7 @@ def test_a_second_start_measures_nothing_and_chooses_alike(host_lt: Any, tmp_pat
         tuned(_inputs(24), *weights[0])
         assert host.launched == [2]
     first, second = reports
-    assert (first.measured, first.stored) == (5, 0)  # 1, 16, 24, 32, 64
+    assert (first.measured, first.stored) == (3, 0)  # 1, 32, 64
     assert (second.measured, second.stored, second.seconds) == (0, 3, 0.0)
     assert first.digest == second.digest
     assert str(first) == str(second) == f"cublaslt 3 ({first.digest})"

@@ -1,0 +1,59 @@
+"""After the warm-up no request waits for a compiler."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from transformers import GenerationConfig
+
+import engine.kernels as kernels
+from engine import ContinuousBatchingConfig, ContinuousBatchingManager
+from engine.bench.tiny_models import tiny_model
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+
+
+def _jit_functions() -> list[Any]:
+    from triton.runtime.jit import JITFunction
+
+    modules = [getattr(kernels, name) for name in dir(kernels)]
+    return [f for m in modules if hasattr(m, "__dict__") for f in vars(m).values() if isinstance(f, JITFunction)]
+
+
+@pytest.mark.parametrize("captured", [True, False])
+def test_nothing_is_compiled_while_serving(captured: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps of any size, mixture and alignment; captured and launched. Kernels that earlier tests compiled are forgotten
+    first, so that what the warm-up compiles is all there is."""
+    from triton import knobs
+
+    for function in _jit_functions():
+        function.device_caches.clear()
+    compiled: list[str] = []
+    hook: Callable[..., None] = lambda **details: compiled.append(details["fn"].name)  # noqa: E731
+    monkeypatch.setattr(knobs.runtime, "jit_post_compile_hook", hook)
+    model = tiny_model("tiny-qwen3", head_dim=64).to("cuda", torch.bfloat16)
+    config = ContinuousBatchingConfig(
+        page_size=16, num_blocks=600, max_batch_tokens=512, max_requests_per_batch=40, attention_backend="triton",
+        use_cuda_graph=captured, use_async_batching=captured,
+    )  # fmt: skip
+    manager = ContinuousBatchingManager(model, GenerationConfig(max_new_tokens=20), config)
+    try:
+        manager.warmup()
+        assert {"_decode_kernel", "_prefill_kernel", "_rope_kernel"} <= {name.rpartition(".")[2] for name in compiled}
+        compiled.clear()
+        rng = random.Random(0)
+        for i in range(60):
+            manager.add_request(rng.choices(range(97), k=rng.randrange(1, 120)), max_new_tokens=rng.randrange(2, 20))
+            if i == 20:
+                manager.start()
+        assert len(list(manager)) == 60
+        kinds = {(step.kind, step.graph) for step in manager.step_log}
+    finally:
+        manager.destroy()
+    assert ("mixed", False) in kinds
+    assert (("decode", True) in kinds) is captured
+    assert compiled == []
