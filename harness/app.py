@@ -13,7 +13,7 @@ import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -145,7 +145,7 @@ def make_plan(arguments: Sequence[str]) -> Plan:
         with _initialised():
             loader = GlobalHydra.instance().config_loader()
             jobs = expand(loader, CONFIG_NAME, complete)
-    configs = tuple({job.arm: job.config for job in jobs}.values()) if jobs else (values,)
+    configs = tuple({job.place.arm: job.config for job in jobs}.values()) if jobs else (values,)
     check_files(configs)
     # Sampled tokens differ between engines by right: nothing to compare then.
     reference = None if values["generation"]["do_sample"] else values["measure"]["reference_engine"]
@@ -184,7 +184,7 @@ def _pinned(plan: Plan) -> Plan:
     with _initialised():
         jobs = expand(GlobalHydra.instance().config_loader(), CONFIG_NAME, overrides, found)
     assert jobs is not None  # it was one before
-    configs = tuple({job.arm: job.config for job in jobs}.values())
+    configs = tuple({job.place.arm: job.config for job in jobs}.values())
     return replace(plan, overrides=overrides, jobs=tuple(jobs), configs=configs)
 
 
@@ -282,7 +282,7 @@ def _task(config: DictConfig) -> str:
 def _place(experiment: Mapping[str, Any]) -> Place | None:
     if experiment["block"] is None:
         return None
-    return Place(experiment["block"], experiment["position"], experiment["replica"])
+    return Place(**{f.name: experiment[f.name] for f in fields(Place)})
 
 
 def _run(plan: Plan) -> None:
@@ -328,6 +328,9 @@ def _close(plan: Plan) -> int:
     try:
         print_summary(plan.directory)
         judged = store.read_result(plan.directory, ("runs", "divergences"))
+        if plan.multirun:
+            failed += _confounded(plan)
+            code = EXIT_FAILED if failed else code
         for line in gate.summary(judged["runs"], judged["divergences"], plan.reference_engine):
             print(line)
         if wrong := gate.failures(judged["runs"], judged["divergences"]):
@@ -344,6 +347,23 @@ def _close(plan: Plan) -> int:
     if report is not None:
         print(f"report:  {_shown(report)}")
     return code
+
+
+def _confounded(plan: Plan) -> list[str]:
+    """Write the comparison of a sweep's arms; one line an arm whose difference has more than one possible cause."""
+    from harness.analysis.comparison import confounded_arms, write_comparison
+    from harness.report.arms import group_arms
+    from harness.report.read import read_results
+    from harness.report.verdicts import compare_arms
+
+    results = read_results(plan.directory)
+    findings = compare_arms(results, group_arms(results))
+    write_comparison(plan.directory, findings)
+    return [
+        f"confounded: {arm}: {reason}. Pin it to one value for all arms (mode=pinned for what engines derive), or "
+        "declare it: add it to experiment.variable, with allow_factorial=true"
+        for arm, reason in confounded_arms(findings).items()
+    ]
 
 
 def _shown(path: Path) -> str:

@@ -26,16 +26,18 @@ class Place:
     Attributes:
         block: index of the block, from 0; the run's ``repeat``.
         position: index within the block, from 0.
+        arm: index of the arm, in the order in which the arms were written.
         replica: 1 for the second run of an arm in the same block (A/A), else 0.
     """
 
     block: int
     position: int
+    arm: int
     replica: int = 0
 
 
-def arrange(facets: Sequence[Sequence[int]], blocks: int, seed: int) -> list[tuple[int, Place]]:
-    """The runs of a sweep in order, as (arm, place).
+def arrange(facets: Sequence[Sequence[int]], blocks: int, seed: int) -> list[Place]:
+    """The runs of a sweep in order.
 
     Args:
         facets: arms by index, those that are compared with each other together: they run next to each other. An arm
@@ -52,7 +54,7 @@ def arrange(facets: Sequence[Sequence[int]], blocks: int, seed: int) -> list[tup
     if blocks == 1:
         return _placed(0, [run for group in groups for run in group])
     rng = random.Random(seed)
-    order: list[tuple[int, Place]] = []
+    order: list[Place] = []
     shuffled: list[tuple[int, int]] = []
     for block in range(blocks):
         shuffled = shuffled[::-1] if block % 2 else _shuffled(groups, rng)
@@ -68,5 +70,5 @@ def _shuffled(groups: Sequence[Sequence[tuple[int, int]]], rng: random.Random) -
     return [run for group in rng.sample(list(groups), len(groups)) for run in rng.sample(list(group), len(group))]
 
 
-def _placed(block: int, runs: Sequence[tuple[int, int]]) -> list[tuple[int, Place]]:
-    return [(arm, Place(block, position, replica)) for position, (arm, replica) in enumerate(runs)]
+def _placed(block: int, runs: Sequence[tuple[int, int]]) -> list[Place]:
+    return [Place(block, position, arm, replica) for position, (arm, replica) in enumerate(runs)]

@@ -192,6 +192,7 @@ class ExperimentConfig:
     # Where the run stands in its sweep (harness.blocks); written by the command itself.
     block: int | None = None
     position: int | None = None
+    arm: int | None = None
     replica: int | None = None
 
 

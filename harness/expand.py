@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,6 @@ class PlannedJob:
         overrides: command-line overrides that make its config.
         config: its resolved config as plain values.
         place: where it stands in the order of the sweep.
-        arm: index of its arm; the same in all blocks.
         is_baseline: whether its arm is the one that the others of its facet are compared with.
         arguments: ``overrides`` with its place, for Hydra.
     """
@@ -41,9 +40,11 @@ class PlannedJob:
     overrides: tuple[str, ...]
     config: Mapping[str, Any]
     place: Place
-    arm: int
     is_baseline: bool
     arguments: tuple[str, ...]
+
+
+_PLACE = tuple(f.name for f in fields(Place))
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +97,7 @@ def expand(
     if first["measure"]["aa"]:
         facets = [[*members, next(i for i in members if i in baselines)] for members in facets]
     order = arrange(facets, first["measure"]["repeats"], first["measure"]["order_seed"])
-    return [_job(arms[i], i, i in baselines, number, place) for number, (i, place) in enumerate(order)]
+    return [_job(arms[p.arm], p.arm in baselines, number, p) for number, p in enumerate(order)]
 
 
 def _compose(loader: ConfigLoader, master: DictConfig, overrides: Sequence[str]) -> _Arm:
@@ -114,18 +115,17 @@ def _facets(batch: Sequence[int], arms: Sequence[_Arm], declared: Sequence[str])
     return list(facets.values())
 
 
-def _job(arm: _Arm, index: int, is_baseline: bool, number: int, place: Place) -> PlannedJob:
+def _job(arm: _Arm, is_baseline: bool, number: int, place: Place) -> PlannedJob:
     config = arm.composed
     with open_dict(config):
         config.hydra.job.num = number
         config.hydra.job.id = str(number)
-    placed = tuple(f"experiment.{name}={getattr(place, name)}" for name in ("block", "position", "replica"))
+    placed = tuple(f"experiment.{name}={getattr(place, name)}" for name in _PLACE)
     return PlannedJob(
         name=str(Path(OmegaConf.select(config, "hydra.sweep.subdir"))),
         overrides=shown_overrides(config.hydra.overrides.task),
         config=arm.values,
         place=place,
-        arm=index,
         is_baseline=is_baseline,
         arguments=(*arm.overrides, *placed),
     )
@@ -133,7 +133,7 @@ def _job(arm: _Arm, index: int, is_baseline: bool, number: int, place: Place) ->
 
 def shown_overrides(task: Sequence[str]) -> tuple[str, ...]:
     """Overrides of a job without those that the command wrote itself."""
-    own = tuple(f"experiment.{name}=" for name in ("variable", "block", "position", "replica"))
+    own = tuple(f"experiment.{name}=" for name in ("variable", *_PLACE))
     return tuple(o for o in task if not o.startswith(own))
 
 

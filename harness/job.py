@@ -81,6 +81,7 @@ class Job:
             "question": experiment["question"],
             "variable": experiment["variable"],
             "arm": self.arm,
+            "arm_index": None if self.place is None else self.place.arm,
             "repeat": repeat,
             "block": None if self.place is None else self.place.block,
             "position": None if self.place is None else self.place.position,

@@ -31,7 +31,7 @@ def pins(jobs: Sequence[PlannedJob]) -> dict[int, tuple[str, ...]]:
     Raises:
         ValueError: a baseline's engine could not be made here, in one line.
     """
-    arms = {job.arm: job for job in jobs}
+    arms = {job.place.arm: job for job in jobs}
     declared = (jobs[0].config["experiment"]["variable"] or "").split(",")
     resolved = {facet_key(j.config, declared): resolve(j.config) for j in arms.values() if j.is_baseline}
     return {i: overrides(resolved[facet_key(j.config, declared)], j.config, declared) for i, j in arms.items()}

@@ -61,6 +61,7 @@ TABLES: dict[str, tuple[Column, ...]] = {
         _c("experiment", "string", "", "experiment the run is part of", "single run"),
         _c("variable", "string", "", "the one setting the experiment varies", "single run"),
         _c("arm", "string", "", "value of the variable in this run, as text", "single run"),
+        _c("arm_index", "Int64", "", "place of the arm in the sweep as it was written, from 0", "block unknown"),
         _c("repeat", "Int64", "", "index of the repeat within its arm, from 0; in a sweep its block", "not stated"),
         _c("block", "Int64", "", "block of a sweep, which holds every arm once", "single run, or a sweeper of its own"),
         _c("position", "Int64", "", "place of the run in the order of its block, from 0", "block unknown"),

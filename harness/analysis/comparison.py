@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
+from pathlib import Path
 
 import pandas as pd
 
@@ -12,6 +15,11 @@ from harness.analysis.verdict import Judgement, Thresholds, Verdict, judge, nois
 from harness.metrics.metric import HIGHER
 from harness.metrics.registry import RUN_METRICS
 from harness.tables import BESIDE
+
+PAIR_BY = ("workload_hash", "seed", "repeat")
+"""What two runs of a pair have in common."""
+
+IDENTICAL = "identical after resolution: not compared"
 
 JUDGED = tuple(name for name, metric in RUN_METRICS.items() if metric.better is not None)
 """Metrics with a direction, in the order of the registry."""
@@ -64,26 +72,26 @@ def compare(
     again: tuple[pd.DataFrame, pd.DataFrame] | None = None,
     *,
     facet: str = "",
-    same_requests: bool = True,
+    pair_by: Sequence[str] = PAIR_BY,
     thresholds: Thresholds | None = None,
 ) -> list[Finding]:
     """Compare every arm of one facet with its baseline in every judged metric; together they are one Holm family.
 
     Args:
         again: (runs of an arm, runs of the same arm beside it in each block); gives the noise floor by metric.
-        same_requests: pair only runs with the same workload hash; False where the requests are what is varied.
+        pair_by: columns of the runs table that are equal in a pair; without workload_hash where requests are varied.
         thresholds: default :class:`Thresholds`.
 
     Returns:
         A finding an arm and metric, metrics that are unknown in both left out.
     """
     limits = thresholds or Thresholds()
-    floors = _floors(again, same_requests, limits)
+    floors = _floors(again, pair_by, limits)
     drafts: list[tuple[Candidate, str, PairedRatio | str]] = []
     for arm in arms:
         for metric in JUDGED:
-            if _known(arm.runs, metric).any() or _known(baseline.runs, metric).any():
-                drafts.append((arm, metric, _ratio(arm.runs, baseline.runs, metric, same_requests, limits)))
+            if _known(arm.runs, metric) or _known(baseline.runs, metric):
+                drafts.append((arm, metric, _ratio(arm.runs, baseline.runs, metric, pair_by, limits)))
     tested = [
         i
         for i, (arm, _, r) in enumerate(drafts)
@@ -119,29 +127,39 @@ def to_frame(findings: Sequence[Finding]) -> pd.DataFrame:
     return pd.DataFrame({name: pd.Series(columns[name], dtype=dtype) for name, dtype in dtypes.items()})
 
 
+def write_comparison(directory: Path, findings: Sequence[Finding]) -> None:
+    """Write ``comparison.parquet`` and ``comparison.csv``, each whole or not at all."""
+    directory.mkdir(parents=True, exist_ok=True)
+    frame = to_frame(findings)
+    for name, write in (("comparison.parquet", frame.to_parquet), ("comparison.csv", frame.to_csv)):
+        aside = directory / f".{name}.{os.getpid()}"
+        write(aside, index=False)
+        os.replace(aside, directory / name)
+
+
 def _direction(metric: str) -> str:
     return RUN_METRICS[metric].better or HIGHER
 
 
-def _known(runs: pd.DataFrame, metric: str) -> pd.Series:
-    return (runs["status"] == "ok") & runs[metric].notna()
+def _known(runs: pd.DataFrame, metric: str) -> list[float]:
+    pairs = zip(runs["status"].tolist(), runs[metric].tolist(), strict=True)
+    return [float(value) for status, value in pairs if status == "ok" and not pd.isna(value)]
 
 
 def _floors(
-    again: tuple[pd.DataFrame, pd.DataFrame] | None, same_requests: bool, limits: Thresholds
+    again: tuple[pd.DataFrame, pd.DataFrame] | None, pair_by: Sequence[str], limits: Thresholds
 ) -> dict[str, float | None]:
     if again is None:
         return {}
-    ratios = {metric: _ratio(again[1], again[0], metric, same_requests, limits) for metric in JUDGED}
+    ratios = {metric: _ratio(again[1], again[0], metric, pair_by, limits) for metric in JUDGED}
     return {m: noise_floor(r, limits) for m, r in ratios.items() if isinstance(r, PairedRatio)}
 
 
 def _ratio(
-    arm: pd.DataFrame, baseline: pd.DataFrame, metric: str, same_requests: bool, limits: Thresholds
+    arm: pd.DataFrame, baseline: pd.DataFrame, metric: str, pair_by: Sequence[str], limits: Thresholds
 ) -> PairedRatio | str:
     """The paired ratio, or why there is none."""
-    keys = (["workload_hash"] if same_requests else []) + ["seed", "repeat"]
-    own, other = _by_key(arm, metric, keys), _by_key(baseline, metric, keys)
+    own, other = _by_key(arm, metric, pair_by), _by_key(baseline, metric, pair_by)
     if own is None or other is None:
         return "the same repeat is there more than once, so runs cannot be paired"
     common = [key for key in own if key in other]
@@ -155,9 +173,11 @@ def _ratio(
 
 def _by_key(runs: pd.DataFrame, metric: str, keys: Sequence[str]) -> dict[tuple[object, ...], float] | None:
     """Values by what must be equal in a pair, in the order of the runs; None if a key is there twice."""
-    rows = runs[_known(runs, metric)]
     found: dict[tuple[object, ...], float] = {}
-    for *key, value in rows[[*keys, metric]].itertuples(index=False):
+    columns = (runs[name].tolist() for name in keys)
+    for status, value, *key in zip(runs["status"].tolist(), runs[metric].tolist(), *columns, strict=True):
+        if status != "ok" or pd.isna(value):
+            continue
         named = tuple(None if pd.isna(part) else part for part in key)
         if named in found:
             return None
@@ -169,7 +189,7 @@ def _without_test(arm: Candidate, ratio: PairedRatio | str) -> Judgement:
     if arm.confounded:
         return Judgement(Verdict.CONFOUNDED, "also differs: " + ", ".join(arm.confounded), None)
     if arm.identical:
-        return Judgement(None, "identical after resolution: not compared", None)
+        return Judgement(None, IDENTICAL, None)
     return Judgement(None, ratio if isinstance(ratio, str) else "not tested", None)
 
 
@@ -206,8 +226,8 @@ def _finding(
 
 
 def _median(runs: pd.DataFrame, metric: str) -> float | None:
-    known = runs.loc[_known(runs, metric), metric]
-    return float(known.median()) if len(known) else None
+    known = _known(runs, metric)
+    return statistics.median(known) if known else None
 
 
 def confounded_arms(findings: Sequence[Finding]) -> Mapping[str, str]:

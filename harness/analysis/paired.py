@@ -75,7 +75,7 @@ def paired_ratio(values: Sequence[float], to: Sequence[float], confidence: float
 
 def _interval(logs: FloatArray, confidence: float) -> tuple[float, float]:
     tail = _expanded_tail(len(logs), confidence)
-    means = np.sort(_weights(len(logs)) @ logs)
+    means = _weights(len(logs)) @ logs
     low, high = np.quantile(means, (tail, 1 - tail))
     return float(low), float(high)
 

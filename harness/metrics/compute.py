@@ -25,6 +25,7 @@ _IDENTITY = (
     "experiment",
     "variable",
     "arm",
+    "arm_index",
     "repeat",
     "block",
     "position",
@@ -36,7 +37,9 @@ _IDENTITY = (
     "device",
     "seed",
 )
-_TEXT_IDENTITY = tuple(name for name in _IDENTITY if name not in ("repeat", "block", "position", "replica", "seed"))
+_TEXT_IDENTITY = tuple(
+    name for name in _IDENTITY if name not in ("arm_index", "repeat", "block", "position", "replica", "seed")
+)
 
 _JUDGED_LATER = ("tokens_match", "gate", "n_compared", "n_diverged")
 """Columns that stay null until a run is compared with another (see :mod:`harness.gate`)."""

@@ -22,7 +22,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     try:
         if len(args.directory) > 1:
-            raise ResultsError("name one folder; comparing two is not there yet")
+            raise ResultsError("name one folder; to compare two: cb-compare A B")
         (directory,) = args.directory
         print_summary(directory)
         if not args.no_html:

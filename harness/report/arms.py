@@ -9,16 +9,17 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pandas as pd
 
 from harness.gate import EQUAL, EXPLAINED, FAILED
 from harness.report.read import Results
+from harness.sweep import as_number
 from harness.tables import MIN_P99_SAMPLES
 
 _FACET = ("workload", "load", "model", "device")
-_SERIES = ("engine", "arm")
+_SERIES = ("engine", "arm", "replica")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +47,7 @@ class Arm:
         engine, value: of the runs; ``value`` is the arm's text or None.
         variable: the setting that is varied, or None.
         runs: rows of the runs table, every repeat.
+        is_replica: whether it repeats another arm beside it (A/A), for the noise floor.
         is_baseline: whether ratios of this facet are taken to this arm.
     """
 
@@ -55,6 +57,7 @@ class Arm:
     value: str | None
     variable: str | None
     runs: pd.DataFrame
+    is_replica: bool = False
     is_baseline: bool = False
 
     @property
@@ -69,10 +72,7 @@ class Arm:
     @property
     def number(self) -> float | None:
         """The variable's value if it is a number."""
-        try:
-            return float(self.value) if self.value is not None else None
-        except ValueError:
-            return None
+        return as_number(self.value)
 
     def spread(self, metric: str) -> Spread | None:
         return Spread.of(float(v) for v in self.measured[metric].dropna())
@@ -124,7 +124,9 @@ def _by_repeat(arm: Arm, metric: str) -> dict[int, float]:
 def group_arms(results: Results) -> list[Arm]:
     """The arms of a set of results: facets in order of appearance, numeric values in their order inside."""
     groups: dict[tuple[str | None, ...], list[int]] = {}
-    rows = results.runs.to_dict("records")
+    order = results.runs["arm_index"].argsort(kind="stable") if results.runs["arm_index"].notna().all() else None
+    all_runs = results.runs if order is None else results.runs.iloc[order]
+    rows = all_runs.to_dict("records")
     devices = {_text(row, "device") for row in rows} - {None}
     loads = _loads(rows)
     for position, row in enumerate(rows):
@@ -137,7 +139,7 @@ def group_arms(results: Results) -> list[Arm]:
     series_names = _series_names(keys)
     arms = []
     for key, positions in zip(keys, groups.values(), strict=True):
-        runs = results.runs.iloc[positions]
+        runs = all_runs.iloc[positions]
         variables = runs["variable"].dropna()
         variable = str(variables.iloc[0]) if len(variables) else None
         arms.append(
@@ -148,6 +150,7 @@ def group_arms(results: Results) -> list[Arm]:
                 value=key["arm"],
                 variable=variable,
                 runs=runs,
+                is_replica=_is_replica(key),
             )
         )
     return _with_baselines(_sorted(arms))
@@ -181,12 +184,19 @@ def _differing(keys: Sequence[Mapping[str, str | None]], names: Sequence[str]) -
 
 def _series_names(keys: Sequence[Mapping[str, str | None]]) -> list[str]:
     """``arm`` is left out where the other columns already tell the arms apart (a sweep over engines or workloads)."""
+    keys = [key for key in keys if not _is_replica(key)]
     others = {tuple(key[n] for n in (*_FACET, "engine")) for key in keys}
     names = _differing(keys, ("engine",))
     return [*names, "arm"] if len(others) < len(keys) or not names else names
 
 
+def _is_replica(key: Mapping[str, str | None]) -> bool:
+    return key["replica"] not in (None, "0")
+
+
 def _series_label(key: Mapping[str, str | None], names: Sequence[str], variable: str | None) -> str:
+    if _is_replica(key):
+        return _series_label({**key, "replica": None}, names, variable) + " again"
     parts = []
     for name in names:
         if name == "engine":
@@ -203,9 +213,9 @@ def _sorted(arms: Sequence[Arm]) -> list[Arm]:
     facets = list(dict.fromkeys(a.facet for a in arms))
     engines = list(dict.fromkeys(a.engine for a in arms))
 
-    def order(arm: Arm) -> tuple[int, int, bool, float]:
+    def order(arm: Arm) -> tuple[int, int, bool, float, bool]:
         # sorted() is stable, so values that are no numbers stay in order of appearance, after the numbers
-        return facets.index(arm.facet), engines.index(arm.engine), arm.number is None, arm.number or 0.0
+        return facets.index(arm.facet), engines.index(arm.engine), arm.number is None, arm.number or 0.0, arm.is_replica
 
     return sorted(arms, key=order)
 
@@ -213,12 +223,12 @@ def _sorted(arms: Sequence[Arm]) -> list[Arm]:
 def _with_baselines(arms: Sequence[Arm]) -> list[Arm]:
     """Padded static batching is the baseline of its facet; without it, the facet's first arm."""
     result = []
-    for facet, members in by_facet(arms).items():
+    for members in by_facet(arms).values():
         if len(members) == 1:
             result += members
             continue
         baseline = next((a for a in members if a.engine == "static"), members[0])
-        result += [Arm(facet, a.series, a.engine, a.value, a.variable, a.runs, a is baseline) for a in members]
+        result += [replace(a, is_baseline=a is baseline) for a in members]
     return result
 
 

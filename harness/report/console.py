@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from rich import box
@@ -10,10 +11,12 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from harness.analysis.comparison import IDENTICAL, Finding, finding_of
 from harness.gate import EXPLAINED
 from harness.report.arms import Arm, Spread, baseline_of, by_facet, group_arms, memory_metric, ratio
 from harness.report.quantity import UNKNOWN, memory, number, times
 from harness.report.read import Results, read_results
+from harness.report.verdicts import compare_arms
 
 _PIPE_WIDTH = 240  # nothing is wrapped or cut where no terminal sets a width
 
@@ -39,13 +42,14 @@ def print_summary(directory: Path | str, console: Console | None = None) -> None
         console = Console() if sys.stdout.isatty() else Console(width=_PIPE_WIDTH, no_color=True)
     results = read_results(Path(directory))
     arms = group_arms(results)
+    findings = compare_arms(results, arms)
     for facet, members in by_facet(arms).items():
-        console.print(_table(facet, members, results, plain=not console.is_terminal))
+        console.print(_table(facet, members, results, findings, plain=not console.is_terminal))
     for line in _remarks(results, arms):
         console.print(escape(line), style="dim" if console.is_terminal else "", highlight=False)
 
 
-def _table(facet: str, members: list[Arm], results: Results, plain: bool) -> Table:
+def _table(facet: str, members: list[Arm], results: Results, findings: Sequence[Finding], plain: bool) -> Table:
     baseline = baseline_of(members)
     peak = memory_metric(results.runs)
     title = facet or str(
@@ -59,20 +63,19 @@ def _table(facet: str, members: list[Arm], results: Results, plain: bool) -> Tab
         pad_edge=False,
     )
     table.add_column("arm", overflow="fold")
-    headers = ["tok/s", *(["ratio"] if baseline else []), *_LATENCIES.values()]
+    headers = ["tok/s", *(["ratio", "verdict"] if baseline else []), *_LATENCIES.values()]
     headers += ["peak RSS" if peak == "peak_rss_bytes" else "peak GPU", "failed", "same tokens"]
     for header in headers:
         table.add_column(header, justify="right")
     for arm in members:
-        table.add_row(*_row(arm, baseline, peak))
+        table.add_row(*_row(arm, baseline, peak, finding_of(findings, facet, arm.series, "gen_tok_s")))
     return table
 
 
-def _row(arm: Arm, baseline: Arm | None, peak: str) -> list[str]:
+def _row(arm: Arm, baseline: Arm | None, peak: str, finding: Finding | None) -> list[str]:
     cells = [escape(arm.series), _with_range(arm.spread("gen_tok_s"))]
     if baseline is not None:
-        against = None if arm.is_baseline else ratio(arm, baseline, "gen_tok_s")
-        cells.append("baseline" if arm.is_baseline else UNKNOWN if against is None else times(against.median))
+        cells += ["baseline", ""] if arm.is_baseline else _against(arm, baseline, finding)
     for metric in _LATENCIES:
         spread = arm.spread(metric)
         text = number(spread.median if spread else None)
@@ -83,6 +86,19 @@ def _row(arm: Arm, baseline: Arm | None, peak: str) -> list[str]:
     same = {None: UNKNOWN, True: "yes", False: "[bold red]NO[/bold red]"}[arm.tokens_match]
     cells.append("near-ties" if arm.gate == EXPLAINED else same)
     return cells
+
+
+def _against(arm: Arm, baseline: Arm, finding: Finding | None) -> list[str]:
+    """Ratio with its interval where there is a verdict, and the verdict."""
+    if finding is not None and finding.reason == IDENTICAL:
+        return [UNKNOWN, "identical"]
+    if finding is None or finding.ratio is None:
+        unpaired = ratio(arm, baseline, "gen_tok_s")
+        return [UNKNOWN if unpaired is None else times(unpaired.median), UNKNOWN]
+    text = times(finding.ratio)
+    if finding.verdict is not None and finding.ratio_low is not None and finding.ratio_high is not None:
+        text += f" ({times(finding.ratio_low)}–{times(finding.ratio_high)})"
+    return [text, finding.verdict or UNKNOWN]
 
 
 def _with_range(spread: Spread | None) -> str:
@@ -109,6 +125,6 @@ def _remarks(results: Results, arms: list[Arm]) -> list[str]:
     lines = []
     shown = {metric: name for metric, name in PERCENTILES.items() if metric in _LATENCIES}
     if any(len(a.measured) > 1 for a in arms):
-        lines.append("Medians over repeats, range in brackets; ratios are of equal repeats.")
+        lines.append("Medians over repeats, range in brackets; ratios are geometric means over pairs of equal repeats.")
     lines += [*slo_sentences(arms), *ledger_sentences(results, arms)]
     return lines + [f"! {note}" for note in (*validity_notes(results, arms, shown), *results.notes)]

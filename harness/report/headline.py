@@ -4,28 +4,34 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from harness.analysis.comparison import Finding, finding_of
+from harness.analysis.verdict import Thresholds
 from harness.gate import EXPLAINED
 from harness.report.arms import Arm, Spread, baseline_of, by_facet, ratio
 from harness.report.quantity import number, times
+from harness.report.verdicts import in_words
 
-FEWEST_PAIRED_REPEATS = 5
-"""With fewer, two equal arms have all their paired ratios on one side of 1 in more than one comparison of eight."""
+FEWEST_PAIRED_REPEATS = Thresholds().fewest_pairs
 
 
-def headlines(arms: Sequence[Arm]) -> list[str]:
-    """One sentence a facet or a sweep, and one about the tokens."""
+def headlines(arms: Sequence[Arm], findings: Sequence[Finding] = ()) -> list[str]:
+    """One sentence a facet or a sweep, and one about the tokens.
+
+    Args:
+        findings: of the same arms; without them no verdict is stated.
+    """
     sentences = []
     for facet, members in by_facet(arms).items():
-        measured = [a for a in members if a.spread("gen_tok_s")]
+        measured = [a for a in members if a.spread("gen_tok_s") and not a.is_replica]
         where = f"{facet}: " if facet else ""
         if not measured:
             ran = any(len(a.measured) for a in members)
             why = "no rate is known of the runs that ended well" if ran else "no run ended well"
             sentences.append(f"{where}{why}, so there is nothing to report.")
         elif len({a.number for a in measured} - {None}) > 1 and len({a.engine for a in measured}) == 1:
-            sentences += [where + s for s in _sweep(measured)]
+            sentences += [where + s for s in _sweep(measured, findings)]
         elif len(measured) > 1:
-            sentences += [where + s for s in _comparison(measured, baseline_of(members))]
+            sentences += [where + s for s in _comparison(measured, baseline_of(members), findings)]
         else:
             sentences.append(where + _single(measured[0]))
     return sentences + _tokens(arms)
@@ -49,7 +55,7 @@ def _single(arm: Arm) -> str:
     return text + "."
 
 
-def _comparison(measured: Sequence[Arm], baseline: Arm | None) -> list[str]:
+def _comparison(measured: Sequence[Arm], baseline: Arm | None, findings: Sequence[Finding]) -> list[str]:
     if baseline is None or baseline not in measured:
         ordered = sorted(measured, key=_rate, reverse=True)
         return [", ".join(f"{a.series} {number(_rate(a))}" for a in ordered) + " tokens/s (no baseline ended well)."]
@@ -59,21 +65,24 @@ def _comparison(measured: Sequence[Arm], baseline: Arm | None) -> list[str]:
         if arm is baseline or against is None:
             continue
         text = f"{arm.series} generated {number(_rate(arm))} tokens/s, {baseline.series} {number(_rate(baseline))}: "
-        sentences.append(text + _ratio(against) + _first_token(arm, baseline))
+        finding = finding_of(findings, arm.facet, arm.series, "gen_tok_s")
+        known = finding is not None and (finding.verdict is not None or finding.pairs == 0)
+        shown = in_words(finding) if finding and known else _ratio(against)
+        sentences.append(text + shown + _first_token(arm, baseline))
     return sentences
 
 
 def _ratio(against: Spread) -> str:
-    """The ratio with its range. A direction is claimed only of enough repeats that all agree on it (a sign test)."""
+    """The ratio with its range where no verdict can be given: no direction is claimed."""
     if against.n == 1:
         return f"{times(against.median)} from one pair, which says nothing about the spread: no difference is shown"
     text = f"{times(against.median)} in the median of {against.n} paired repeats"
     text += f", from {times(against.low)} to {times(against.high)}"
     if against.low <= 1 <= against.high:
         return f"{text}, so no difference is shown"
-    if against.n < FEWEST_PAIRED_REPEATS:
-        return f"{text}; with fewer than {FEWEST_PAIRED_REPEATS} no difference is shown to be more than chance"
-    return f"{text}, all on one side of 1 (of two equal arms: once in {2 ** (against.n - 1):,})"
+    if against.n >= FEWEST_PAIRED_REPEATS:
+        return text
+    return f"{text}; with fewer than {FEWEST_PAIRED_REPEATS} no difference is shown to be more than chance"
 
 
 def _first_token(arm: Arm, baseline: Arm) -> str:
@@ -83,7 +92,7 @@ def _first_token(arm: Arm, baseline: Arm) -> str:
     return f". Median time to first token: {number(own.median)} ms against {number(base.median)} ms."
 
 
-def _sweep(measured: Sequence[Arm]) -> list[str]:
+def _sweep(measured: Sequence[Arm], findings: Sequence[Finding]) -> list[str]:
     sentences = []
     fastest = max(measured, key=_rate)
     slowest = min(measured, key=_rate)
@@ -95,6 +104,9 @@ def _sweep(measured: Sequence[Arm]) -> list[str]:
     if timed:
         best = min(timed, key=lambda pair: pair[0])
         sentences.append(f"Shortest TTFT p95 at {best[1].series}: {number(best[0])} ms.")
+    facet = [f for f in findings if f.facet == fastest.facet and f.metric == "gen_tok_s"]
+    if any(f.verdict for f in facet):
+        return [*sentences, _verdicts(facet)]
     first, second = fastest.spread("gen_tok_s"), slowest.spread("gen_tok_s")
     if first and second and fastest is not slowest:
         fewest = min(first.n, second.n)
@@ -108,6 +120,16 @@ def _sweep(measured: Sequence[Arm]) -> list[str]:
                 "although the ranges of the fastest and the slowest arm do not overlap."
             )
     return sentences
+
+
+def _verdicts(findings: Sequence[Finding]) -> str:
+    """One metric's verdicts of all arms, the arms of each verdict together."""
+    groups: dict[str, list[str]] = {}
+    for f in findings:
+        shown = f.arm if f.ratio is None else f"{f.arm} ({times(f.ratio)})"
+        groups.setdefault(f.verdict or f.reason, []).append(shown)
+    parts = [f"{verdict}: {', '.join(arms)}" for verdict, arms in groups.items()]
+    return f"Generated tokens/s against {findings[0].baseline}: {'; '.join(parts)}."
 
 
 def _tokens(arms: Sequence[Arm]) -> list[str]:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
+from harness.analysis.comparison import Finding
 from harness.report import plots
 from harness.report.arms import Arm, by_facet, group_arms, memory_metric
 from harness.report.evidence import (
@@ -28,6 +29,7 @@ from harness.report.results_table import MEMORY_HEADINGS, METRIC_HEADINGS, resul
 from harness.report.slo import slo_section, slo_sentences
 from harness.report.slowest import slowest_section
 from harness.report.validity import validity_notes
+from harness.report.verdicts import compare_arms
 
 FILE = "report.html"
 _STAMP = re.compile(r"\d{8}T\d{6}-")  # run ids begin with the time of their job
@@ -45,12 +47,13 @@ def write_report(directory: Path | str) -> Path:
     """
     results = read_results(Path(directory))
     arms = group_arms(results)
+    findings = compare_arms(results, arms)
     title = _title(results)
     text = page(
         title,
         [
-            _head(title, results, arms),
-            section("Results", results_table(results, arms)),
+            _head(title, results, arms, findings),
+            section("Results", results_table(results, arms, findings)),
             slo_section(results, arms),
             *_plot_sections(results, arms),
             slowest_section(results, arms),
@@ -75,7 +78,7 @@ def _title(results: Results) -> str:
     return next((", ".join(map(str, names)) for names in named if names), results.directory.resolve().name)
 
 
-def _head(title: str, results: Results, arms: Sequence[Arm]) -> str:
+def _head(title: str, results: Results, arms: Sequence[Arm], findings: Sequence[Finding]) -> str:
     runs = results.runs
     parts = [f"<h1>{escape(title)}</h1>"]
     parts += [f'<p class="question">{escape(str(q))}</p>' for q in facts(results, "identity.question") if q]
@@ -90,7 +93,8 @@ def _head(title: str, results: Results, arms: Sequence[Arm]) -> str:
     n = len(runs)
     facts_line.append(f"{n} run{'s' if n != 1 else ''} in {len(arms)} arm{'s' if len(arms) != 1 else ''}")
     parts.append(f'<p class="soft">{" · ".join(facts_line)}</p>')
-    parts += [f'<p class="headline">{escape(sentence)}</p>' for sentence in (*headlines(arms), *slo_sentences(arms))]
+    said = (*headlines(arms, findings), *slo_sentences(arms))
+    parts += [f'<p class="headline">{escape(sentence)}</p>' for sentence in said]
     notes = [*validity_notes(results, arms), *results.notes]
     if notes:
         items = "".join(f"<li>{escape(note)}</li>" for note in notes)

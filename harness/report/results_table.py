@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 
+from harness.analysis.comparison import IDENTICAL, Finding, finding_of, tests_in
+from harness.analysis.verdict import Thresholds, Verdict
 from harness.gate import EXPLAINED
 from harness.report.arms import Arm, Spread, baseline_of, by_facet, memory_metric, ratio
-from harness.report.page import details
+from harness.report.page import details, text_table
 from harness.report.quantity import UNKNOWN, in_unit, number, times
 from harness.report.read import Results
 from harness.tables import Column, column
@@ -42,8 +44,11 @@ _GATE_HEADS = ["<th>same tokens</th>", "<th>requests ok</th>", "<th>runs ok</th>
 
 
 _GATES = {
-    "ratio": "generated tokens/s of the arm over those of the baseline, repeat by repeat where both have the same "
-    "repeats, else of the two medians.",
+    "ratio": "generated tokens/s of the arm over those of the baseline: geometric mean over pairs of runs with the "
+    "same requests, seed and repeat, small the 95 % interval (expanded percentile bootstrap over the pairs; with fewer "
+    "than five pairs their range). Of the two medians where runs cannot be paired.",
+    "verdict": "of generated tokens/s: better, worse, indistinguishable or confounded. None without enough pairs. The "
+    "other metrics stand in the table of comparisons.",
     "same tokens": "whether the token ids of every request equal those of the reference engine; near-ties: they "
     "first differ where the model itself is undecided; unknown if they were not compared.",
     "requests ok": "requests that ended by the end-of-sequence token or at their cap with at least one token, of all "
@@ -52,28 +57,28 @@ _GATES = {
 }
 
 
-def results_table(results: Results, arms: Sequence[Arm]) -> str:
-    """One table a facet, then what its columns mean."""
+def results_table(results: Results, arms: Sequence[Arm], findings: Sequence[Finding] = ()) -> str:
+    """One table a facet, then every comparison and what the columns mean."""
     peak = memory_metric(results.runs)
     headings = {**METRIC_HEADINGS, peak: MEMORY_HEADINGS[peak]}
     shown = {name: text for name, text in headings.items() if any(a.spread(name) for a in arms)}
     tables = []
     for facet, members in by_facet(arms).items():
         title = f"<h3>{escape(facet)}</h3>" if facet else ""
-        tables.append(title + _table(members, shown))
+        tables.append(title + _table(members, shown, findings))
     repeats = "Large figures are medians over repeats, small ones the range. " if _repeated(arms) else ""
     note = (
         f'<p class="soft">{repeats}Greyed p99: too few samples. Failed and cancelled requests have no latencies; '
         "padding enters no rate.</p>"
     )
-    return "\n".join([*tables, note, _definitions(shown)])
+    return "\n".join([*tables, note, comparison_details(findings), _definitions(shown)])
 
 
 def _repeated(arms: Sequence[Arm]) -> bool:
     return any(len(a.measured) > 1 for a in arms)
 
 
-def _table(members: Sequence[Arm], shown: dict[str, str]) -> str:
+def _table(members: Sequence[Arm], shown: dict[str, str], findings: Sequence[Finding]) -> str:
     baseline = baseline_of(members)
     heads = ["<th>arm</th>"]
     for name, text in shown.items():
@@ -81,22 +86,25 @@ def _table(members: Sequence[Arm], shown: dict[str, str]) -> str:
         small = f"<small>{escape(unit)}</small>" if unit != "bytes" else ""
         heads.append(f"<th>{escape(text)}{small}</th>")
         if name == "gen_tok_s":
-            heads += [f"<th>ratio<small>to {escape(baseline.series)}</small></th>"] if baseline else []
+            if baseline:
+                heads += [f"<th>ratio<small>to {escape(baseline.series)}</small></th>", "<th>verdict</th>"]
             heads += _GATE_HEADS
     if "gen_tok_s" not in shown:
         heads += _GATE_HEADS
-    rows = "\n".join(f"<tr>{_cells(arm, baseline, shown)}</tr>" for arm in members)
+    rows = "\n".join(f"<tr>{_cells(arm, baseline, shown, findings)}</tr>" for arm in members)
     return (
         f'<div class="scroll"><table><thead><tr>{"".join(heads)}</tr></thead>\n<tbody>\n{rows}\n</tbody></table></div>'
     )
 
 
-def _cells(arm: Arm, baseline: Arm | None, shown: dict[str, str]) -> str:
+def _cells(arm: Arm, baseline: Arm | None, shown: dict[str, str], findings: Sequence[Finding]) -> str:
     cells = [f"<td>{escape(arm.series)}</td>"]
     for name in shown:
         cells.append(_metric_cell(arm, column("runs", name)))
         if name == "gen_tok_s":
-            cells += [_ratio_cell(arm, baseline)] if baseline else []
+            cells += (
+                _verdict_cells(arm, baseline, finding_of(findings, arm.facet, arm.series, name)) if baseline else []
+            )
             cells += _gate_cells(arm)
     if "gen_tok_s" not in shown:
         cells += _gate_cells(arm)
@@ -136,14 +144,57 @@ def _range(spread: Spread, unit: str) -> str:
     return f"<small>{number(spread.low)}–{number(spread.high)}</small>"
 
 
-def _ratio_cell(arm: Arm, baseline: Arm) -> str:
+def _verdict_cells(arm: Arm, baseline: Arm, finding: Finding | None) -> list[str]:
+    """Ratio and verdict of one arm."""
     if arm is baseline:
-        return "<td>baseline</td>"
-    against = ratio(arm, baseline, "gen_tok_s")
-    if against is None:
+        return ["<td>baseline</td>", "<td></td>"]
+    if finding is not None and finding.reason == IDENTICAL:
+        return [f"<td>{UNKNOWN}</td>", f'<td title="{escape(IDENTICAL)}">identical</td>']
+    if finding is None or finding.ratio is None:
+        against = ratio(arm, baseline, "gen_tok_s")
+        unpaired = f"<td>{UNKNOWN}</td>" if against is None else f"<td>{times(against.median)}</td>"
+        return [unpaired, _verdict_cell(finding)]
+    low, high = finding.ratio_smallest, finding.ratio_largest
+    if finding.verdict is not None:
+        low, high = finding.ratio_low, finding.ratio_high
+    small = f"<small>{times(low)}–{times(high)}</small>" if low is not None and high is not None else ""
+    return [f"<td>{times(finding.ratio)}{small if finding.pairs > 1 else ''}</td>", _verdict_cell(finding)]
+
+
+def _verdict_cell(finding: Finding | None) -> str:
+    if finding is None:
         return f"<td>{UNKNOWN}</td>"
-    small = f"<small>{times(against.low)}–{times(against.high)}</small>" if against.n > 1 else ""
-    return f"<td>{times(against.median)}{small}</td>"
+    bad = ' class="bad"' if finding.verdict == Verdict.CONFOUNDED else ""
+    return f'<td{bad} title="{escape(finding.reason)}">{finding.verdict or UNKNOWN}</td>'
+
+
+def comparison_details(findings: Sequence[Finding]) -> str:
+    """Every metric of every arm against its baseline, and the rule; "" without comparisons."""
+    if not findings:
+        return ""
+    rows = [
+        [
+            *([f.facet] if any(g.facet for g in findings) else []),
+            f.arm,
+            f.metric,
+            UNKNOWN if f.ratio is None else times(f.ratio),
+            UNKNOWN if f.ratio_low is None or f.ratio_high is None else f"{times(f.ratio_low)}–{times(f.ratio_high)}",
+            str(f.pairs),
+            UNKNOWN if f.p_holm is None else f"{f.p_holm:.2g}",
+            UNKNOWN if f.noise_floor is None else f"{f.noise_floor:.1%}",
+            f.verdict or "none",
+            f.reason,
+        ]
+        for f in findings
+    ]
+    facet = ["where"] if any(f.facet for f in findings) else []
+    header = [*facet, "arm", "metric", "ratio", "95 %", "pairs", "p (Holm)", "A/A floor", "verdict", "why"]
+    families = {f.facet: tests_in([g for g in findings if g.facet == f.facet]) for f in findings}
+    rule = f"<p>{escape(Thresholds().in_words(max(families.values())))}</p>"
+    return details(
+        f"Every comparison with {' and '.join(dict.fromkeys(f.baseline for f in findings))}",
+        rule + text_table(header, rows),
+    )
 
 
 def _definitions(shown: dict[str, str]) -> str:

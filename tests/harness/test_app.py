@@ -198,7 +198,7 @@ def test_an_interrupt_says_what_is_left(sent, capsys, monkeypatch):
 
 def test_repeats_of_a_sweep_are_blocks_in_a_recorded_order(in_empty_folder):
     plan = make_plan(["-m", "engine=ours,static,ours_small", "measure.repeats=4", "measure.aa=true"])
-    blocks = [[(j.arm, j.place.replica) for j in plan.jobs if j.place.block == b] for b in range(4)]
+    blocks = [[(j.place.arm, j.place.replica) for j in plan.jobs if j.place.block == b] for b in range(4)]
     assert all(sorted(block) == sorted([(0, 0), (1, 0), (1, 1), (2, 0)]) for block in blocks)
     assert blocks[1] == blocks[0][::-1]
     assert blocks[3] == blocks[2][::-1]

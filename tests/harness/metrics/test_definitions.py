@@ -56,6 +56,7 @@ def test_every_table_has_exactly_the_schema() -> None:
 def test_every_computed_column_has_one_metric() -> None:
     identity = {"run_id", "experiment", "variable", "arm", "repeat", "engine", "model", "workload", "workload_hash"}
     given = identity | {
+        "arm_index",
         "block",
         "position",
         "replica",

@@ -10,13 +10,14 @@ import pandas as pd
 import pytest
 
 from harness.report.arms import Spread, baseline_of, by_facet, group_arms, ratio
-from harness.report.config_diff import DECLARED, DERIVED, ENGINE_ONLY, OTHER, config_differences
+from harness.report.config_diff import DECLARED, DERIVED, ENGINE_ONLY, OTHER, PART, config_differences
 from harness.report.headline import _ratio as ratio_in_words
 from harness.report.headline import headlines
 from harness.report.html import write_report
 from harness.report.quantity import UNKNOWN, memory, number, times
 from harness.report.read import read_results
 from harness.report.validity import validity_notes
+from harness.report.verdicts import compare_arms
 
 
 def test_engines_are_compared_inside_a_workload_and_repeats_are_not_pooled(engines_dir: Path) -> None:
@@ -157,10 +158,75 @@ def test_equal_arms_with_few_repeats_show_no_difference() -> None:
             assert "no difference is shown" in ratio_in_words(spread)
 
 
-def test_a_difference_needs_five_repeats_on_one_side() -> None:
-    assert "no difference" not in ratio_in_words(Spread(1.2, 1.1, 1.3, 5))
-    assert "once in 16" in ratio_in_words(Spread(1.2, 1.1, 1.3, 5))
-    assert "no difference" in ratio_in_words(Spread(1.2, 0.9, 1.3, 50))
+def blocked(record_maker: Callable, n: int, speeds: dict[str, float], **settings: dict[str, object]) -> list:
+    """A sweep in ``n`` blocks; an arm written ``1*`` is the second run of arm 1 in each block."""
+    return [
+        record_maker(
+            f"{arm}-{block}",
+            n=12,
+            speed=speed * (1 + 0.01 * ((block + i) % 3)),
+            config={"x": int(arm[0]), **settings.get(f"arm{arm[0]}", {})},
+            arm=arm[0],
+            arm_index=int(arm[0]),
+            variable="engine.x",
+            workload="w",
+            repeat=block,
+            block=block,
+            position=i,
+            replica=int("*" in arm),
+        )
+        for block in range(n)
+        for i, (arm, speed) in enumerate(speeds.items())
+    ]
+
+
+def test_enough_blocks_give_verdicts_in_words_and_table(
+    tmp_path: Path, record_maker: Callable, writer: Callable
+) -> None:
+    folder = writer(tmp_path, blocked(record_maker, 6, {"2": 2.0, "1": 1.0, "1*": 1.0}))
+    results = read_results(folder)
+    arms = group_arms(results)
+    assert [(a.series, a.is_baseline, a.is_replica) for a in arms] == [
+        ("x = 1", True, False),
+        ("x = 1 again", False, True),
+        ("x = 2", False, False),
+    ]
+    findings = compare_arms(results, arms)
+    found = {f.metric: f for f in findings}
+    assert {f.arm for f in findings} == {"x = 2"}  # the arm itself is no question
+    assert (found["gen_tok_s"].verdict, found["gen_tok_s"].pairs) == ("better", 6)
+    assert all(f.noise_floor is not None for f in findings if f.ratio)
+    assert any("Generated tokens/s against x = 1: better: x = 2 (" in s for s in headlines(arms, findings))
+    page = write_report(folder).read_text(encoding="utf-8")
+    assert "<th>verdict</th>" in page
+    assert ">better</td>" in page
+    assert "Holm-corrected p of at most 0.05" in page
+
+
+def test_an_undeclared_difference_makes_the_verdict_confounded(
+    tmp_path: Path, record_maker: Callable, writer: Callable
+) -> None:
+    sweep = blocked(record_maker, 6, {"1": 1.0, "2": 2.0}, arm2={"dtype": "bfloat16"})
+    results = read_results(writer(tmp_path, sweep))
+    findings = compare_arms(results, group_arms(results))
+    assert {f.verdict for f in findings} == {"confounded"}
+    assert findings[0].reason == "also differs: dtype"
+
+
+def test_arms_that_resolve_alike_are_not_compared(tmp_path: Path, record_maker: Callable, writer: Callable) -> None:
+    """M-fix-08: 0.15 is fifo's default, so naming it changes nothing."""
+    sweep = blocked(record_maker, 6, {"1": 1.0, "2": 2.0}, arm1={"x": 0.15}, arm2={"x": 0.15})
+    results = read_results(writer(tmp_path, sweep))
+    findings = compare_arms(results, group_arms(results))
+    assert {(f.verdict, f.reason) for f in findings} == {(None, "identical after resolution: not compared")}
+
+
+def test_a_group_that_is_the_variable_brings_its_settings(
+    tmp_path: Path, record_maker: Callable, writer: Callable
+) -> None:
+    records = [record_maker(f"r{v}", config={"x": v, "y": v}, arm=v, variable="engine", workload="w") for v in (1, 2)]
+    results = read_results(writer(tmp_path, records))
+    assert {d.field: d.kind for d in config_differences(results, group_arms(results))} == {"x": PART, "y": PART}
 
 
 def test_headlines_of_one_run_an_arm_say_that_it_shows_no_spread(

@@ -70,7 +70,7 @@ def test_a_folder_of_several_sweeps_and_two_folders_are_refused(
         assert "is not one run or sweep but holds 2: name one of" in said
         assert str(Path("engine", "1")) in said
     assert main(["a", "b"]) == 2
-    assert capsys.readouterr().err == "cb-report: name one folder; comparing two is not there yet\n"
+    assert capsys.readouterr().err == "cb-report: name one folder; to compare two: cb-compare A B\n"
 
 
 def test_only_percentiles_of_the_table_are_remarked_on(engines_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,1 @@
+"""``cb-compare``: two result sets measured apart, and what may be concluded from them."""

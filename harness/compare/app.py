@@ -1,0 +1,172 @@
+"""``cb-compare A B``: paired ratios and verdicts of two result sets, or what keeps them from being compared."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.markup import escape as plain
+from rich.table import Table
+
+from harness.analysis.comparison import Finding, tests_in, write_comparison
+from harness.analysis.verdict import Thresholds, Verdict
+from harness.compare.compatibility import Mismatch, mismatches
+from harness.compare.pairing import Pairing, findings_of, pair_arms
+from harness.report.page import page, section, text_table
+from harness.report.quantity import UNKNOWN, in_unit, times
+from harness.report.read import ResultsError, read_results
+from harness.report.results_table import comparison_details
+from harness.tables import column
+
+EXIT_CONFOUNDED, EXIT_REFUSED = 1, 2
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Exit status 0: compared; 1: compared, but confounded; 2: refused, with the reasons on standard error."""
+    parser = _parser()
+    args = parser.parse_args(argv)
+    try:
+        a, b = read_results(args.a), read_results(args.b)
+        differing = mismatches(a, b)
+        refusing = [m for m in differing if m.matters]
+        if refusing and not args.force:
+            for mismatch in refusing:
+                print(f"cb-compare: {mismatch.in_words()}", file=sys.stderr)
+            n = len(refusing)
+            print(
+                f"cb-compare: not compared, {n} difference{'s' if n > 1 else ''} could explain any result; measure "
+                "both alike, or use --force to compare all the same",
+                file=sys.stderr,
+            )
+            return EXIT_REFUSED
+        pairing = pair_arms(a, b, args.variable, args.arm_a, args.arm_b, frozenset(m.name for m in refusing))
+        findings = findings_of(pairing)
+        out = args.out or args.b / "comparisons" / args.a.resolve().name
+        write_comparison(out, findings)
+        (out / "comparison.html").write_text(_page(args.a, args.b, differing, pairing, findings), encoding="utf-8")
+    except (ResultsError, ValueError, OSError) as error:
+        print(f"cb-compare: {error}", file=sys.stderr)
+        return EXIT_REFUSED
+    if args.json:
+        print(json.dumps(_as_json(differing, pairing, findings), indent=1))
+    else:
+        _print(differing, pairing, findings)
+        print(f"\ntables and page: {out}")
+    return EXIT_CONFOUNDED if any(f.verdict == Verdict.CONFOUNDED for f in findings) else 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="cb-compare",
+        description="Compare result set B with A: runs are paired by requests, seed and repeat; ratios are B over A.",
+    )
+    parser.add_argument("a", type=Path, metavar="A", help="a run folder or the root folder of a sweep: the baseline")
+    parser.add_argument("b", type=Path, metavar="B", help="the one that is judged")
+    parser.add_argument("--arm-a", metavar="NAME", help="take only this engine or value of A")
+    parser.add_argument("--arm-b", metavar="NAME", help="take only this engine or value of B")
+    parser.add_argument(
+        "--variable", help="what is compared, e.g. engine.page_size; default: the one setting that differs"
+    )
+    parser.add_argument("--force", action="store_true", help="compare although requests, seeds, machine … differ")
+    parser.add_argument("--json", action="store_true", help="print differences and findings as JSON")
+    parser.add_argument("--out", type=Path, help="where to write; default: B/comparisons/NAME_OF_A")
+    return parser
+
+
+def remarks(differing: Sequence[Mismatch], pairing: Pairing) -> list[str]:
+    """What a reader must know besides the numbers, a sentence each."""
+    lines = [("" if m.matters else "noted, ") + m.in_words() for m in differing]
+    lines += pairing.unmatched
+    for pair in pairing.pairs:
+        what = pair.variable or "no setting: the source, or nothing"
+        lines.append(f"{pair.a.series} against {pair.b.series}: compared is {what}")
+        derived = [d.field for d in pair.differences if d.kind == "derived"]
+        if derived:
+            lines.append(f"{pair.b.series}: derived from it: {', '.join(derived)}")
+        if pair.confounded:
+            names = ", ".join(pair.confounded)
+            lines.append(
+                f"{pair.b.series}: confounded by {names}. Measure again with {names} pinned to one value, or declare "
+                "what is compared with --variable (several with commas between)"
+            )
+    lines.append("The two sets were measured apart: block i of one did not run beside block i of the other.")
+    return lines
+
+
+def _print(differing: Sequence[Mismatch], pairing: Pairing, findings: Sequence[Finding]) -> None:
+    console = Console() if sys.stdout.isatty() else Console(width=200, no_color=True)
+    for pair in pairing.pairs:
+        rows = [f for f in findings if (f.facet, f.arm) == (pair.facet, pair.b.series)]
+        table = Table(
+            title=plain(f"{pair.facet}: {pair.b.series} over {pair.a.series}"),
+            title_justify="left",
+            box=box.SIMPLE_HEAD if console.is_terminal else box.MARKDOWN,
+        )
+        for header in ("metric", "A", "B", "ratio", "95 %", "pairs", "p (Holm)", "verdict", "why"):
+            table.add_column(header, justify="left" if header in ("metric", "verdict", "why") else "right")
+        for f in rows:
+            table.add_row(*map(plain, _cells(f)))
+        console.print(table)
+        console.print(plain(Thresholds().in_words(tests_in(rows))), highlight=False)
+    for line in remarks(differing, pairing):
+        console.print(plain(f"! {line}"), highlight=False)
+
+
+def _cells(f: Finding) -> list[str]:
+    unit = column("runs", f.metric).unit
+    interval = UNKNOWN if f.ratio_low is None or f.ratio_high is None else f"{times(f.ratio_low)}–{times(f.ratio_high)}"
+    return [
+        f.metric,
+        in_unit(f.baseline_median, unit),
+        in_unit(f.arm_median, unit),
+        UNKNOWN if f.ratio is None else times(f.ratio),
+        interval,
+        str(f.pairs),
+        UNKNOWN if f.p_holm is None else f"{f.p_holm:.2g}",
+        f.verdict or "none",
+        f.reason,
+    ]
+
+
+def _as_json(differing: Sequence[Mismatch], pairing: Pairing, findings: Sequence[Finding]) -> dict[str, Any]:
+    return {
+        "differences": [asdict(m) for m in differing],
+        "unmatched": list(pairing.unmatched),
+        "pairs": [
+            {
+                "facet": p.facet,
+                "a": p.a.series,
+                "b": p.b.series,
+                "variable": p.variable,
+                "confounded": list(p.confounded),
+                "settings": [{"field": d.field, "role": d.kind, "values": d.values} for d in p.differences],
+            }
+            for p in pairing.pairs
+        ],
+        "findings": [asdict(f) for f in findings],
+    }
+
+
+def _page(a: Path, b: Path, differing: Sequence[Mismatch], pairing: Pairing, findings: Sequence[Finding]) -> str:
+    title = f"{b.resolve().name} against {a.resolve().name}"
+    rows = [[m.kind, m.name, m.a, m.b, "yes" if m.matters else "no"] for m in differing]
+    return page(
+        title,
+        [
+            f"<h1>{escape(title)}</h1>" + "".join(f"<p>{escape(line)}</p>" for line in remarks(differing, pairing)),
+            section("Comparison", comparison_details(findings)),
+            section("What differs", text_table(["kind", "fact", "A", "B", "matters"], rows)) if rows else "",
+        ],
+    )
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,68 @@
+"""Verdicts of a set of results: every arm against the baseline of its facet."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pandas as pd
+
+from harness.analysis.comparison import PAIR_BY, Candidate, Finding, compare
+from harness.analysis.verdict import Thresholds
+from harness.report.arms import Arm, baseline_of, by_facet
+from harness.report.config_diff import config_differences, confounders, is_identical, settings_by_run
+from harness.report.quantity import times
+from harness.report.read import Results
+
+
+def compare_arms(results: Results, arms: Sequence[Arm], thresholds: Thresholds | None = None) -> list[Finding]:
+    """Findings of all facets that have a baseline; each facet is one family of tests."""
+    settings = settings_by_run(results)
+    found: list[Finding] = []
+    for facet, members in by_facet(arms).items():
+        baseline = baseline_of(members)
+        if baseline is None:
+            continue
+        candidates = []
+        for arm in members:
+            if arm is baseline or arm.is_replica:
+                continue
+            differences = config_differences(results, [baseline, arm], settings)
+            identical = is_identical(differences, baseline, arm, settings)
+            candidates.append(Candidate(arm.series, arm.runs, confounders(differences), identical))
+        found += compare(
+            Candidate(baseline.series, baseline.runs),
+            candidates,
+            _again(members),
+            facet=facet,
+            pair_by=PAIR_BY[1:] if _varies_requests(baseline.variable) else PAIR_BY,
+            thresholds=thresholds,
+        )
+    return found
+
+
+def _again(members: Sequence[Arm]) -> tuple[pd.DataFrame, pd.DataFrame] | None:
+    """Runs of the arm that stands twice in each block: its first and its second ones."""
+    for replica in members:
+        if replica.is_replica:
+            for arm in members:
+                if not arm.is_replica and (arm.engine, arm.value) == (replica.engine, replica.value):
+                    return arm.runs, replica.runs
+    return None
+
+
+def _varies_requests(variable: str | None) -> bool:
+    """Whether the arms differ in their requests by intention."""
+    return any(name.partition(".")[0] in ("workload", "arrival") for name in (variable or "").split(","))
+
+
+def in_words(finding: Finding) -> str:
+    """A finding's ratio with its range, and what follows, for a sentence or a table cell."""
+    if finding.ratio is None:
+        return finding.reason
+    text = f"{times(finding.ratio)}"
+    if finding.verdict is None or finding.ratio_low is None or finding.ratio_high is None:
+        if finding.ratio_smallest is not None and finding.ratio_largest is not None and finding.pairs > 1:
+            text += f" ({times(finding.ratio_smallest)}–{times(finding.ratio_largest)} in {finding.pairs} pairs)"
+        return f"{text}, no verdict: {finding.reason}"
+    text += f" ({times(finding.ratio_low)}–{times(finding.ratio_high)} over {finding.pairs} pairs)"
+    return f"{text}, {finding.verdict}: {finding.reason}"

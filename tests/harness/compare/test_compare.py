@@ -1,0 +1,133 @@
+"""``cb-compare`` on made-up result sets."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from harness.compare.app import main
+from harness.metrics import compute_tables
+from harness.record import ConfigValue, Outcome, RequestRecord, RunRecord, TokenChunk
+from harness.store import combine, write_result
+
+FACTS = {"gpu.name": "H200", "package.torch": "2.13.0", "model.weight_hash": "w1", "git.sha": "s1"}
+WOBBLE = (0, 3, -2, 1, -3, 2)
+
+
+def result(folder: Path, step_ms: float, arms=("ours",), settings=None, facts=None, **identity) -> Path:
+    """A sweep of six blocks whose runs deliver ten tokens, one each ``step_ms`` (with a wobble in the ns)."""
+    parts = []
+    for arm in arms:
+        for block, wobble in enumerate(WOBBLE):
+            gap = int(step_ms * 1e6 * (1 + wobble * 1e-3))
+            request = RequestRecord(
+                "r", 5, 10, t_sched_ns=0, t_submit_ns=0, t_done_ns=10 * gap, outcome=Outcome.OK_LENGTH,
+                chunks=[TokenChunk((i + 1) * gap, (i,)) for i in range(10)],
+            )  # fmt: skip
+            named = {"run_id": f"{folder.name}-{arm}-{block}", "engine": "ours", "model": "m", "workload": "w",
+                     "workload_hash": "h", "device": "cpu", "seed": 0, "repeat": block, "arm": arm}  # fmt: skip
+            config = [ConfigValue(k, v, "user") for k, v in ({"page_size": 16} | (settings or {})).items()]
+            config += [ConfigValue("num_blocks", int(900 / step_ms), "derived: free memory")]
+            record = RunRecord(
+                named | identity, [request], t_start_ns=0, t_end_ns=10 * gap, config=config,
+                environment=FACTS | (facts or {}),
+            )  # fmt: skip
+            parts.append(folder / f"{arm}-{block}")
+            write_result(parts[-1], compute_tables(record))
+    write_result(folder, combine(parts))
+    return folder
+
+
+@pytest.fixture
+def a(tmp_path):
+    return result(tmp_path / "a", 10.0)
+
+
+def test_two_sets_are_paired_and_judged(a, tmp_path, capsys):
+    b = result(tmp_path / "b", 8.0, settings={"page_size": 32})
+    assert main([str(a), str(b)]) == 0
+    said = capsys.readouterr().out
+    assert "1.25×" in said
+    assert "better" in said
+    assert "compared is engine.page_size" in said
+    assert "derived from it: num_blocks" in said
+    table = pd.read_parquet(b / "comparisons" / "a" / "comparison.parquet").set_index("metric")
+    assert table.loc["gen_tok_s", "ratio"] == pytest.approx(1.25)
+    assert (table.loc["gen_tok_s", "pairs"], table.loc["gen_tok_s", "verdict"]) == (6, "better")
+    assert (table.loc["ttft_p50_ms", "better"], table.loc["ttft_p50_ms", "verdict"]) == ("lower", "better")
+    assert pd.read_csv(b / "comparisons" / "a" / "comparison.csv")["metric"].tolist() == table.index.tolist()
+    assert "engine.page_size" in (b / "comparisons" / "a" / "comparison.html").read_text()
+
+
+def test_the_same_set_is_indistinguishable(a, tmp_path, capsys):
+    assert main([str(a), str(a), "--json", "--out", str(tmp_path / "out")]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["differences"] == []
+    assert {f["verdict"] for f in answer["findings"]} == {"indistinguishable"}
+    assert answer["pairs"][0]["variable"] is None
+
+
+@pytest.mark.parametrize(
+    "changed, expected",
+    [
+        ({"workload_hash": "other"}, "workload: workload_hash is h in A and other in B"),
+        ({"seed": 1}, "seed: seed is 0 in A and 1 in B"),
+        ({"facts": {"gpu.name": "A100"}}, "hardware: gpu.name is H200 in A and A100 in B"),
+        ({"facts": {"package.torch": "2.11.0"}}, "versions: package.torch is 2.13.0 in A and 2.11.0 in B"),
+        ({"facts": {"model.weight_hash": "w2"}}, "model: model.weight_hash is w1 in A and w2 in B"),
+        ({"model": "n"}, "model: model is m in A and n in B"),
+    ],
+)
+def test_what_could_explain_any_result_is_refused_by_name_and_can_be_forced(changed, expected, a, tmp_path, capsys):
+    b = result(tmp_path / "b", 8.0, **changed)
+    assert main([str(a), str(b)]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert f"cb-compare: {expected}" in captured.err
+    assert "1 difference could explain any result" in captured.err
+    assert not (b / "comparisons").exists()
+    assert main([str(a), str(b), "--force"]) == 0
+    said = capsys.readouterr().out
+    assert expected in said
+    assert "1.25×" in said
+    assert "better" in said
+
+
+def test_another_revision_and_unknown_facts_are_noted_only(a, tmp_path, capsys):
+    b = result(tmp_path / "b", 8.0, facts={"git.sha": "s2", "gpu.name": None})
+    assert main([str(a), str(b)]) == 0
+    said = capsys.readouterr().out
+    assert "noted, source: git.sha is s1 in A and s2 in B" in said
+    assert "noted, hardware: gpu.name is H200 in A and unknown in B" in said
+    assert "compared is no setting: the source, or nothing" in said
+
+
+def test_two_settings_are_confounded_unless_declared(a, tmp_path, capsys):
+    b = result(tmp_path / "b", 8.0, settings={"page_size": 32, "safety_margin": 0.2}, facts={})
+    a = result(tmp_path / "a2", 10.0, settings={"safety_margin": 0.1})
+    assert main([str(a), str(b)]) == 1
+    said = capsys.readouterr().out
+    assert "confounded by page_size, safety_margin" in said
+    assert "pinned to one value, or declare" in said
+    assert main([str(a), str(b), "--variable", "engine.page_size,engine.safety_margin"]) == 0
+
+
+def test_arms_of_sweeps_are_matched_by_value(tmp_path, capsys):
+    a = result(tmp_path / "a", 10.0, arms=("16", "32"))
+    b = result(tmp_path / "b", 8.0, arms=("32", "64"))
+    assert main([str(a), str(b), "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert [(p["a"], p["b"]) for p in answer["pairs"]] == [("A: ours 32", "B: ours 32")]
+    assert answer["unmatched"] == ["only in A: m · w · h · cpu · A: ours 16", "only in B: m · w · h · cpu · B: ours 64"]
+    assert main([str(a), str(b), "--arm-a", "16", "--arm-b", "64", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["pairs"][0]["b"] == "B: ours 64"
+    assert main([str(a), str(b), "--arm-a", "8"]) == 2
+    assert "set A has no measured arm 8 (there are: ours, 16, 32)" in capsys.readouterr().err
+
+
+def test_no_results_are_one_line(a, tmp_path, capsys):
+    assert main([str(a), str(tmp_path / "none")]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
