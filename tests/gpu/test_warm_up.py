@@ -26,8 +26,8 @@ def _jit_functions() -> list[Any]:
 
 @pytest.mark.parametrize("captured", [True, False])
 def test_nothing_is_compiled_while_serving(captured: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Steps of any size, mixture and alignment; captured and launched. What earlier tests compiled is forgotten first, so
-    that what the warm-up compiles is all there is."""
+    """Steps of any size, mixture and alignment, captured and launched. What earlier tests compiled is forgotten first
+    so that what the warm-up compiles is all there is."""
     from triton import knobs
 
     for function in _jit_functions():
