@@ -77,6 +77,34 @@ def reference() -> Reference:
 
 
 @pytest.fixture(scope="session")
+def filtered_exactly() -> Callable[..., Any]:
+    """What top-k, top-p and min-p keep of a row, in fp64 and by definition: larger logits first, lower ids first among
+    equals. Returns two masks, the second true where a bound is met to 1e-4 of it, so that rounding may decide."""
+    import torch
+
+    def run(logits: Any, temperature: float, top_k: int, top_p: float, min_p: float) -> tuple[Any, Any]:
+        x = logits.double().cpu()
+        order = (-x).argsort(stable=True)
+        kept = x >= x[order[min(top_k, len(x)) - 1]]
+        weights = ((x - x.max()) / temperature).exp()
+        own = weights * kept
+        doubtful = torch.zeros_like(kept)
+        if top_p < 1:
+            before = torch.empty_like(own)
+            before[order] = own[order].cumsum(0) - own[order]
+            goal = float(torch.tensor(top_p, dtype=torch.float32)) * own.sum()
+            doubtful = kept & ((before - goal).abs() <= 1e-4 * goal)
+            kept = kept & (before < goal)
+        if min_p > 0:
+            bound = float(torch.tensor(min_p, dtype=torch.float32))
+            doubtful = (doubtful | kept) & ((weights - bound).abs() <= 1e-4 * bound) | (doubtful & (weights >= bound))
+            kept = kept & (weights >= bound)
+        return kept, doubtful
+
+    return run
+
+
+@pytest.fixture(scope="session")
 def c1() -> Callable[..., Any]:
     """Small settings: 32 blocks of 4 tokens, 16 tokens a step, nothing switched on that a CPU lacks."""
     from engine import ContinuousBatchingConfig

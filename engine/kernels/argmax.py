@@ -1,7 +1,7 @@
 """Greedy choice in two stages: one program for a row's whole vocabulary would leave most of the machine idle.
 
-Stage 1 finds each chunk's largest logit and where it is, stage 2 the largest of those. The lowest index wins a tie in
-both, as in torch. A NaN counts as +inf.
+Stage 1 finds each chunk's largest logit and where it is, stage 2 (`pick_largest`, shared with random choice) the
+largest of those. The lowest index wins a tie in both, as in torch. A NaN counts as +inf.
 
 Bytes: ``rows * vocab * itemsize``, read once.
 """
@@ -22,6 +22,12 @@ def _chunk_kernel(logits, peaks, places, logits_stride, vocab, CHUNK: tl.constex
     row = tl.program_id(1).to(tl.int64)
     index = chunk * CHUNK + tl.arange(0, CHUNK)
     x = tl.load(logits + row * logits_stride + index, mask=index < vocab, other=float("-inf")).to(tl.float32)
+    store_chunk(x, peaks, places, row, chunk, CHUNK)
+
+
+@triton.jit
+def store_chunk(x, peaks, places, row, chunk, CHUNK: tl.constexpr):
+    """Stage 1's result for the values ``x`` [CHUNK] of one chunk."""
     x = tl.where(x != x, float("inf"), x)
     peak, place = tl.max(x, 0, return_indices=True, return_indices_tie_break_left=True)
     cell = row * tl.num_programs(0) + chunk
@@ -29,9 +35,20 @@ def _chunk_kernel(logits, peaks, places, logits_stride, vocab, CHUNK: tl.constex
     tl.store(places + cell, chunk * CHUNK + place)
 
 
-@triton.jit
+# Slices of a step's packed inputs lie anywhere and may be left out: no such difference makes another kernel to compile.
+@triton.jit(do_not_specialize=["output", "targets", "slots", "last_token", "mapped", "scatter"])
 def _pick_kernel(
-    peaks, places, output, slots, last_token, chunks, SCATTER: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr
+    peaks,
+    places,
+    output,
+    targets,
+    slots,
+    last_token,
+    chunks,
+    mapped,
+    scatter,
+    BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     wait_for_predecessor(PDL)
     row = tl.program_id(0).to(tl.int64)
@@ -39,9 +56,12 @@ def _pick_kernel(
     x = tl.load(peaks + row * chunks + chunk, mask=chunk < chunks, other=float("-inf"))
     _, best = tl.max(x, 0, return_indices=True, return_indices_tie_break_left=True)
     token = tl.load(places + row * chunks + best)
-    tl.store(output + row, token.to(tl.int64))
-    if SCATTER:
-        tl.store(last_token + tl.load(slots + row).to(tl.int64), token)
+    target = row
+    if mapped != 0:
+        target = tl.load(targets + row)
+    tl.store(output + target, token.to(tl.int64))
+    if scatter != 0:
+        tl.store(last_token + tl.load(slots + target).to(tl.int64), token)
 
 
 def greedy_argmax(
@@ -55,7 +75,7 @@ def greedy_argmax(
     Args:
         logits: [rows, vocab] fp32, bf16 or fp16, last dimension contiguous.
         out: [rows] int64 to write to.
-        slots, last_token: [rows] int32 and [slots] int32; ``last_token[slots]`` is set as well. Both or none.
+        slots, last_token: [rows] and [slots] integers; ``last_token[slots]`` is set as well. Both or none.
 
     Returns:
         [rows] int64.
@@ -64,29 +84,71 @@ def greedy_argmax(
         ValueError: a strided last dimension, or one of ``slots`` and ``last_token`` without the other.
     """
     rows, vocab = logits.shape
-    if logits.stride(-1) != 1:
-        raise ValueError(f"logits have stride {logits.stride(-1)} in their last dimension; it must be contiguous")
-    if (slots is None) != (last_token is None):
-        raise ValueError("give slots and last_token both, or neither")
+    require_contiguous_rows(logits)
     out = logits.new_empty(rows, dtype=torch.int64) if out is None else out
     if rows == 0:
         return out
-    dependent = after_predecessor(logits.device)
-    chunks = triton.cdiv(vocab, CHUNK)
-    peaks = logits.new_empty((rows, chunks), dtype=torch.float32)
-    places = logits.new_empty((rows, chunks), dtype=torch.int32)
-    _chunk_kernel[(chunks, rows)](logits, peaks, places, logits.stride(0), vocab, CHUNK=CHUNK, num_warps=8, **dependent)
-    _pick_kernel[(rows,)](
+    peaks, places = chunk_results(logits, rows)
+    _chunk_kernel[(peaks.shape[1], rows)](
+        logits,
+        peaks,
+        places,
+        logits.stride(0),
+        vocab,
+        CHUNK=CHUNK,
+        num_warps=8,
+        **after_predecessor(logits.device),
+    )
+    return pick_largest(peaks, places, out, None, slots, last_token)
+
+
+def require_contiguous_rows(logits: torch.Tensor) -> None:
+    """ValueError if the last dimension is strided."""
+    if logits.stride(-1) != 1:
+        raise ValueError(f"logits have stride {logits.stride(-1)} in their last dimension; it must be contiguous")
+
+
+def chunk_results(logits: torch.Tensor, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Room for stage 1: largest value and its place, [rows, chunks] float32 and int32."""
+    shape = (rows, triton.cdiv(logits.shape[1], CHUNK))
+    return logits.new_empty(shape, dtype=torch.float32), logits.new_empty(shape, dtype=torch.int32)
+
+
+def pick_largest(
+    peaks: torch.Tensor,
+    places: torch.Tensor,
+    out: torch.Tensor,
+    rows: torch.Tensor | None,
+    slots: torch.Tensor | None,
+    last_token: torch.Tensor | None,
+) -> torch.Tensor:
+    """Stage 2: the place of each row's largest chunk.
+
+    Args:
+        peaks, places: [n, chunks] from `chunk_results`, filled.
+        out: int64; ``out[rows]`` is set.
+        rows: [n] int64, None = all in turn.
+        slots, last_token: ``last_token[slots[rows]]`` is set as well. Both or none.
+
+    Raises:
+        ValueError: one of ``slots`` and ``last_token`` without the other.
+    """
+    if (slots is None) != (last_token is None):
+        raise ValueError("give slots and last_token both, or neither")
+    count, chunks = peaks.shape
+    _pick_kernel[(count,)](
         peaks,
         places,
         out,
-        places if slots is None else slots,
-        places if last_token is None else last_token,
+        out if rows is None else rows,
+        out if slots is None else slots,
+        out if last_token is None else last_token,
         chunks,
-        SCATTER=slots is not None,
+        int(rows is not None),
+        int(slots is not None),
         BLOCK=triton.next_power_of_2(chunks),
         num_warps=1,
-        **dependent,
+        **after_predecessor(out.device),
     )
     return out
 
@@ -97,5 +159,5 @@ def greedy_argmax_torch(
     """Twin of `greedy_argmax`."""
     tokens = logits.argmax(-1)
     if slots is not None and last_token is not None:
-        last_token[slots.long()] = tokens.int()
+        last_token.index_copy_(0, slots.long(), tokens.to(last_token.dtype))
     return tokens

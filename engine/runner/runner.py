@@ -161,6 +161,8 @@ class ModelRunner:
         """Compile and load what the first steps would otherwise wait for; capture graphs."""
         if isinstance(self.executor, CompiledExecutor) and self.compile_s is None:
             self.compile_s = self.executor.warm_up(self._padding_row())
+        if self.device.type == "cuda":
+            self.sampler.warm_up(self.shape.vocab_size, self.shape.dtype, self.device)
         if any(self.config.use_cuda_graph) and self.graphs is None:
             tuned, buckets = self.executor.tuned, self._buckets()
             # Compiled paths have products of their own: no numbers of rows are tuned beforehand then.
@@ -340,9 +342,7 @@ class ModelRunner:
     def _choose(self, logits: torch.Tensor, rows: StepRows, slots: torch.Tensor) -> Choice:
         if not len(rows):
             return Choice(torch.empty(0, dtype=torch.int64))
-        choice = self.sampler.choose(logits, rows.requests, rows.ends.tolist(), self.last_token)
-        self.last_token.index_copy_(0, slots, choice.tokens)
-        return choice
+        return self.sampler.choose(logits, rows.requests, rows.ends.tolist(), slots, self.last_token)
 
     def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
         """Copy whole blocks, (from, to), in every layer, after what the current step writes."""

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 
 import torch
 
-NO_TOP_P = 2.0
-"""A top-p that no sum of probabilities reaches, whatever it is rounded to."""
+from engine import kernels
+from engine.kernels import Cuts
 
 
 @dataclass(frozen=True, slots=True)
 class FilterGroup:
-    """Rows that are filtered together: ``rows`` [g] int64 among those that sample, None if all; ``widest`` their
-    largest top-k."""
+    """Rows that are sorted together: ``rows`` [g] int64 among those that sample, None if all; ``widest`` their largest
+    top-k."""
 
     rows: torch.Tensor | None
     widest: int
@@ -26,12 +26,12 @@ class RandomRows:
 
     Attributes:
         rows: [n] int64 rows of the logits.
-        temperature, top_p, min_p: [n] float32; `NO_TOP_P` and 0 = off.
+        temperature, top_p, min_p: [n] float32; 1 and 0 = off.
         top_k: [n] int64, vocabulary size = off.
         keys: [n] int64 noise keys.
         num_rows: ``n``.
-        filters: the rows that use top-k or top-p.
-        uses_min_p: whether any row does.
+        sorts: the rows that use top-k or top-p.
+        filtered: whether any row uses top-k, top-p or min-p.
     """
 
     rows: torch.Tensor
@@ -41,57 +41,32 @@ class RandomRows:
     top_k: torch.Tensor
     keys: torch.Tensor
     num_rows: int
-    filters: tuple[FilterGroup, ...]
-    uses_min_p: bool
+    sorts: tuple[FilterGroup, ...]
+    filtered: bool
 
 
-def warp(logits: torch.Tensor, random: RandomRows) -> torch.Tensor:
-    """Logits [n, vocabulary] of the rows that sample, scaled, with -inf where a filter leaves a token out."""
-    scaled = logits / random.temperature[:, None]
-    for group in random.filters:
-        rows = group.rows
-        if rows is None:
-            scaled = filter_top_k_top_p(scaled, random.top_k, random.top_p, group.widest)
-        else:
-            kept = filter_top_k_top_p(scaled[rows], random.top_k[rows], random.top_p[rows], group.widest)
-            scaled = scaled.index_copy(0, rows, kept)
-    if random.uses_min_p:
-        scaled = filter_min_p(scaled, random.min_p)
-    return scaled
+def cuts_by_search(logits: torch.Tensor, random: RandomRows, rows: torch.Tensor | None) -> Cuts:
+    """Where the filters cut ``logits[rows]``, by the kernels; ``rows`` [n] int64, None = all."""
+    return kernels.filter_cuts(logits, random.temperature, random.top_k, random.top_p, random.min_p, rows)
 
 
-def filter_top_k_top_p(
-    logits: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor, widest: int | None = None
-) -> torch.Tensor:
-    """Set to -inf what top-k, then top-p, leaves out. At least one token of a row always stays.
-
-    Only the ``widest`` most likely tokens of a row are sorted. Tokens beyond them can stay only by a tie with the k-th;
-    top-p, which breaks ties at will, keeps or drops those together.
-
-    Args:
-        logits: [rows, vocabulary] float32.
-        top_k: [rows] int64 >= 1, vocabulary size = off.
-        top_p: [rows] float32, 1 or more = off.
-        widest: the largest of ``top_k``; None = not known.
-    """
-    vocab = logits.shape[-1]
-    values, order = logits.sort(dim=-1, descending=True) if widest in (None, vocab) else logits.topk(widest, dim=-1)
-    rank = torch.arange(values.shape[-1], device=logits.device)
-    least = values.gather(-1, (top_k - 1)[:, None])
-    values = values.masked_fill(values < least, float("-inf"))
-    weights = (values - values[:, :1]).exp()
-    tied = (logits == least).sum(-1, keepdim=True) - (values == least).sum(-1, keepdim=True)
-    total = weights.sum(-1, keepdim=True) + tied * (least - values[:, :1]).exp()
-    # Keep a token if what comes before it has not yet reached p: the one that crosses p stays.
-    reached = weights.cumsum(-1) / total
-    limit = torch.where(top_p < 1, top_p, NO_TOP_P)[:, None]
-    values = values.masked_fill((reached - weights / total >= limit) & (rank > 0), float("-inf"))
-    base = logits.masked_fill((logits < least) | (reached[:, -1:] >= limit), float("-inf"))
-    return base.scatter(-1, order, values)
+def cuts_by_sorting(logits: torch.Tensor, random: RandomRows, rows: torch.Tensor | None) -> Cuts:
+    """`cuts_by_search` by the kernels' twin, which sorts no more of a row than its group needs."""
+    temperature, top_k, top_p, min_p = random.temperature, random.top_k, random.top_p, random.min_p
+    if len(random.sorts) == 1 and random.sorts[0].rows is None:
+        return kernels.filter_cuts_torch(logits, temperature, top_k, top_p, min_p, rows, random.sorts[0].widest)
+    own = logits if rows is None else logits[rows]
+    values = own.amax(-1).float() + temperature * min_p.log()
+    last_ids = torch.full_like(values, logits.shape[1], dtype=torch.int32)
+    for group in random.sorts:
+        m = group.rows
+        assert m is not None, "a group of all rows is the only one"
+        cuts = kernels.filter_cuts_torch(own, temperature[m], top_k[m], top_p[m], min_p[m], m, group.widest)
+        values, last_ids = values.index_copy(0, m, cuts.values), last_ids.index_copy(0, m, cuts.last_ids)
+    return Cuts(values, last_ids)
 
 
-def filter_min_p(logits: torch.Tensor, min_p: torch.Tensor) -> torch.Tensor:
-    """Set to -inf tokens less than ``min_p`` [rows] times as likely as the row's most likely one."""
-    probabilities = logits.softmax(dim=-1)
-    floor = min_p[:, None] * probabilities.amax(dim=-1, keepdim=True)
-    return logits.masked_fill(probabilities < floor, float("-inf"))
+def warp(logits: torch.Tensor, temperature: torch.Tensor, cuts: Cuts | None) -> torch.Tensor:
+    """Logits [n, vocabulary] scaled, float32, with -inf where the cuts leave a token out."""
+    scaled = logits.float() / temperature[:, None]
+    return scaled if cuts is None else scaled.masked_fill(~kernels.kept_torch(logits, cuts), float("-inf"))

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from engine.sampling.filters import RandomRows, warp
+from engine.kernels import Cuts
+from engine.sampling.filters import FilterGroup, RandomRows, warp
 from engine.sampling.logprobs import Choice, choice_with_logprobs
+from engine.sampling.operators import Operators
 from engine.sampling.processors import add_bias, process_history
-from engine.sampling.random import gumbel_noise
 from engine.sampling.settings import SettingsGatherer, StepSettings
 
 if TYPE_CHECKING:
@@ -26,11 +27,27 @@ class Sampler:
     """
 
     def __init__(self, device: torch.device, return_logprobs: bool = False) -> None:
+        self._op = Operators.choose(device)
         self._gatherer = SettingsGatherer(device)
         self._return_logprobs = return_logprobs
 
+    def warm_up(self, vocab_size: int, dtype: torch.dtype, device: torch.device) -> None:
+        """Choose once in every way from logits like those to come, so that no request waits for a kernel to compile."""
+        one, ids = torch.ones(1, device=device), torch.zeros(1, dtype=torch.int64, device=device)
+        random = RandomRows(ids, one, one * 0.5, one * 0, ids + 1, ids, 1, (FilterGroup(None, 1),), True)
+        for kind in {dtype, torch.float32}:  # changed logits are float32
+            logits = torch.zeros(1, vocab_size, dtype=kind, device=device)
+            self._op.greedy_argmax(logits, slots=ids, last_token=ids)
+            for cuts in (None, self._op.filter_cuts(logits, random, ids)):
+                self._op.gumbel_argmax(logits, one, ids, cuts, ids, ids, ids, ids)
+
     def choose(
-        self, logits: torch.Tensor, requests: Sequence[Request], ends: Sequence[int], last_token: torch.Tensor
+        self,
+        logits: torch.Tensor,
+        requests: Sequence[Request],
+        ends: Sequence[int],
+        slots: torch.Tensor,
+        last_token: torch.Tensor,
     ) -> Choice:
         """One token a row.
 
@@ -38,50 +55,90 @@ class Sampler:
             logits: [rows, vocabulary], any floating dtype; left as they are.
             requests: whose rows they are.
             ends: tokens of each request before the one to be chosen, prompt included.
-            last_token: [slots] int32; by slot, the token chosen last, which may not have reached the host.
+            slots: [rows] int64, the requests' slots.
+            last_token: [slots] int64; by slot, the token chosen last, which may not have reached the host. The chosen
+                tokens are written to it.
         """
         settings = self._gatherer.gather(requests, ends, logits.shape[-1], last_token)
-        return choose(logits, settings, self._return_logprobs)
+        if settings is None:
+            tokens = self._op.greedy_argmax(logits, slots=slots, last_token=last_token)
+            return choice_with_logprobs(tokens, logits.float(), None, ()) if self._return_logprobs else Choice(tokens)
+        if settings.changes_logits:
+            tokens, processed = self._choose_changed(logits, settings)
+            last_token.index_copy_(0, slots, tokens)
+        else:
+            tokens, processed = self._choose_unchanged(logits, settings, slots, last_token)
+        if processed is None:
+            return Choice(tokens)
+        if settings.raw is not None:
+            processed = processed.index_copy(0, settings.raw, logits[settings.raw].float())
+        return choice_with_logprobs(tokens, processed, settings.top, settings.top_counts)
+
+    def _choose_changed(self, logits: torch.Tensor, settings: StepSettings) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Tokens of all rows, and the logits they were chosen from, None unless log probabilities are wanted. Copies
+        of the processed rows are changed."""
+        where, random = settings.processed, settings.random
+        own = _change(logits if where is None else logits[where], settings)
+        rows = None if random is None else _some(random, len(own))
+        tokens, cuts = self._draw(own, random, rows)
+        processed = self._warped(own, random, rows, cuts)
+        if where is not None:
+            tokens = self._op.greedy_argmax(logits).index_copy(0, where, tokens)
+            processed = None if processed is None else logits.float().index_copy(0, where, processed)
+        return tokens, processed
+
+    def _choose_unchanged(
+        self, logits: torch.Tensor, settings: StepSettings, slots: torch.Tensor, last_token: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """`_choose_changed` where no bias and no rule concerns any row; sets the last tokens as well."""
+        where, random = settings.processed, settings.random
+        rows = None
+        if random is not None:
+            rows = _some(random, len(logits))
+            if rows is not None and where is not None:
+                rows = where[rows]
+        tokens, cuts = self._draw(logits, random, rows, slots, last_token)
+        return tokens, self._warped(logits, random, rows, cuts)
+
+    def _draw(
+        self,
+        logits: torch.Tensor,
+        random: RandomRows | None,
+        rows: torch.Tensor | None,
+        slots: torch.Tensor | None = None,
+        last_token: torch.Tensor | None = None,
+    ) -> tuple[torch.Tensor, Cuts | None]:
+        """A sample of ``rows`` (None = all), the argmax of the others; and where the filters cut."""
+        if random is None:
+            return self._op.greedy_argmax(logits, slots=slots, last_token=last_token), None
+        greedy = None if rows is None else self._op.greedy_argmax(logits, slots=slots, last_token=last_token)
+        cuts = self._op.filter_cuts(logits, random, rows) if random.filtered else None
+        tokens = self._op.gumbel_argmax(logits, random.temperature, random.keys, cuts, rows, greedy, slots, last_token)
+        return tokens, cuts
+
+    def _warped(
+        self, logits: torch.Tensor, random: RandomRows | None, rows: torch.Tensor | None, cuts: Cuts | None
+    ) -> torch.Tensor | None:
+        """Float32 logits with temperature and filters applied to ``rows``; None unless log probabilities are wanted."""
+        if not self._return_logprobs:
+            return None
+        if random is None:
+            return logits.float()
+        if rows is None:
+            return warp(logits, random.temperature, cuts)
+        return logits.float().index_copy(0, rows, warp(logits[rows], random.temperature, cuts))
 
 
-def choose(logits: torch.Tensor, settings: StepSettings | None, return_logprobs: bool = False) -> Choice:
-    """`Sampler.choose` with the settings gathered; None = every row is plain greedy."""
-    if settings is None:
-        tokens = logits.argmax(dim=-1)
-        return choice_with_logprobs(tokens, logits.float(), None, ()) if return_logprobs else Choice(tokens)
-    where = settings.processed
-    if settings.num_processed == 0:
-        tokens, processed = logits.argmax(dim=-1), logits.float()
-    elif where is None:
-        tokens, processed = _process(logits.float(), settings)
-    else:
-        chosen, changed = _process(logits[where].float(), settings)
-        tokens = logits.argmax(dim=-1).index_copy(0, where, chosen)
-        processed = logits.float().index_copy(0, where, changed) if return_logprobs else logits
-    if not return_logprobs:
-        return Choice(tokens)
-    if settings.raw is not None:
-        processed = processed.index_copy(0, settings.raw, logits[settings.raw].float())
-    return choice_with_logprobs(tokens, processed, settings.top, settings.top_counts)
+def _some(random: RandomRows, num_rows: int) -> torch.Tensor | None:
+    """The rows that sample, None if they are all."""
+    return None if random.num_rows == num_rows else random.rows
 
 
-def _process(logits: torch.Tensor, settings: StepSettings) -> tuple[torch.Tensor, torch.Tensor]:
-    """Tokens of the processed rows, and their logits as they were when the tokens were chosen."""
+def _change(logits: torch.Tensor, settings: StepSettings) -> torch.Tensor:
+    """Float32 logits of the processed rows with bias, penalties and rules applied."""
+    logits = logits.float()
     if settings.bias is not None:
         logits = add_bias(logits, settings.bias, settings.history)
     if settings.history is not None and settings.history.changes_logits:
         logits = process_history(logits, settings.history)
-    random = settings.random
-    if random is None:
-        return logits.argmax(dim=-1), logits
-    if random.num_rows == len(logits):
-        logits = warp(logits, random)
-        return _draw(logits, random), logits
-    warped = warp(logits[random.rows], random)
-    tokens = logits.argmax(dim=-1).index_copy(0, random.rows, _draw(warped, random))
-    return tokens, logits.index_copy(0, random.rows, warped)
-
-
-def _draw(logits: torch.Tensor, random: RandomRows) -> torch.Tensor:
-    """Gumbel-max: the argmax of log probabilities with noise is a sample of the distribution."""
-    return (logits + gumbel_noise(random.keys, logits.shape[-1])).argmax(dim=-1)
+    return logits

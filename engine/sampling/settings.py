@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from engine.sampling.filters import NO_TOP_P, FilterGroup, RandomRows
+from engine.sampling.filters import FilterGroup, RandomRows
 from engine.sampling.history import resolve_in_flight
 from engine.sampling.packing import Pack, Packed
 from engine.sampling.processors import BiasRows, Conditions, HistoryRows
@@ -43,6 +43,11 @@ class StepSettings:
     top: torch.Tensor | None
     top_counts: tuple[int, ...]
 
+    @property
+    def changes_logits(self) -> bool:
+        """Whether any row's logits are changed other than by temperature and filters."""
+        return self.bias is not None or (self.history is not None and self.history.changes_logits)
+
 
 class SettingsGatherer:
     """Gathers the settings of steps.
@@ -63,7 +68,7 @@ class SettingsGatherer:
         Args:
             requests: of the sampled rows.
             ends: tokens before the one to be sampled, by row.
-            last_token: [slots] int32, by slot the token that may not have reached the host.
+            last_token: [slots] int64, by slot the token that may not have reached the host.
         """
         if all(request.sampling.plain for request in requests):
             return None
@@ -161,8 +166,8 @@ class SettingsGatherer:
 
 
 def _random(pack: Pack, own: np.ndarray, generated: np.ndarray, vocab_size: int) -> Callable[[], RandomRows] | None:
-    """The rows that sample; those with a top-k and those with a top-p alone are filtered apart, since the latter need
-    the whole vocabulary sorted."""
+    """The rows that sample; those with a top-k and those with a top-p alone are sorted apart, since the latter need the
+    whole vocabulary sorted."""
     rows = np.flatnonzero(own["random"])
     if len(rows) == 0:
         return None
@@ -177,7 +182,7 @@ def _random(pack: Pack, own: np.ndarray, generated: np.ndarray, vocab_size: int)
     packed_rows, packed_top_k = pack.add(rows), pack.add(top_k)
     keys = pack.add(stream_keys(own["seed_key"], generated[rows]))
     temperature, min_p = pack.add(own["temperature"]), pack.add(own["min_p"])
-    top_p = pack.add(np.where(own["top_p"] < 1, own["top_p"], np.float32(NO_TOP_P)))
+    top_p = pack.add(own["top_p"])
     return lambda: RandomRows(
         rows=packed_rows(),
         temperature=temperature(),
@@ -186,8 +191,8 @@ def _random(pack: Pack, own: np.ndarray, generated: np.ndarray, vocab_size: int)
         top_k=packed_top_k(),
         keys=keys(),
         num_rows=len(rows),
-        filters=tuple(FilterGroup(some() if some else None, widest) for some, widest in groups),
-        uses_min_p=bool((own["min_p"] > 0).any()),
+        sorts=tuple(FilterGroup(some() if some else None, widest) for some, widest in groups),
+        filtered=bool(groups) or bool((own["min_p"] > 0).any()),
     )
 
 

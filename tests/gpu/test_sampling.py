@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 
 from engine import ContinuousBatchingConfig, ContinuousBatchingManager, RequestStatus
+from engine.kernels import (
+    filter_cuts,
+    filter_cuts_torch,
+    gumbel_argmax,
+    gumbel_argmax_torch,
+    gumbel_noise,
+    kept_torch,
+)
 from engine.requests import Request
 from engine.sampling import Sampler, SamplingParams
+from engine.sampling.random import seed_key, stream_keys
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
@@ -117,17 +128,19 @@ def test_a_device_chooses_what_the_cpu_chooses(device: str) -> None:
             request = Request.create(str(slot), [1, 2, 1, 2, 3], 9, frozenset(), p)
             request.slot = slot
             requests.append(request)
-        sampler, last = Sampler(torch.device(where), True), torch.ones(6, dtype=torch.int32, device=where)
-        on_device = logits.to(where)
-        sampler.choose(on_device, requests, [6] * 6, last)
+        sampler, last = Sampler(torch.device(where), True), torch.ones(6, dtype=torch.int64, device=where)
+        on_device, slots = logits.to(where), torch.arange(6, device=where)
+        sampler.choose(on_device, requests, [6] * 6, slots, last)
+        last.fill_(1)
         if where == "cuda":
             torch.cuda.set_sync_debug_mode("error")
         try:
-            choice = sampler.choose(on_device, requests, [6] * 6, last)
+            choice = sampler.choose(on_device, requests, [6] * 6, slots, last)
         finally:
             if where == "cuda":
                 torch.cuda.set_sync_debug_mode("default")
         answers.append(choice.to_lists())
+        assert last.tolist() == answers[-1][0]
     (tokens, logprobs, tops), (device_tokens, device_logprobs, device_tops) = answers
     assert device_tokens == tokens
     assert device_logprobs == pytest.approx(logprobs, abs=1e-4)
@@ -135,3 +148,83 @@ def test_a_device_chooses_what_the_cpu_chooses(device: str) -> None:
         assert (top is None) is (device_top is None)
         if top is not None and device_top is not None:
             assert [i for i, _ in device_top] == [i for i, _ in top]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize(("rows", "vocab"), [(256, 151_936), (3, 262_208), (1024, 32_001), (5, 97)])
+@pytest.mark.parametrize("spread", [0.3, 1.0, 4.0])
+def test_cuts_are_those_of_the_definition(
+    rows: int, vocab: int, dtype: torch.dtype, spread: float, filtered_exactly: Callable[..., Any], device: str
+) -> None:
+    """Real sizes, from flat to peaked: kernel and twin differ, and differ from fp64, where sums round only."""
+    generator = torch.Generator(device).manual_seed(rows)
+    logits = (torch.randn(rows, vocab, generator=generator, device=device) * spread).to(dtype)
+    logits[:, 7] = float("-inf")
+    each = [
+        (1.0, vocab, 0.9, 0.0), (0.6, 20, 0.95, 0.0), (1.3, 50, 1.0, 0.1), (0.8, vocab // 2, 0.5, 0.0),
+        (1.0, vocab, 0.999, 0.01), (1.0, vocab, 1.0, 0.0), (0.01, 1, 1e-6, 1.0), (2.0, min(3000, vocab), 1.0, 0.0),
+    ]  # fmt: skip
+    columns = zip(*(each[row % 8] for row in range(rows)), strict=True)
+    temperature, top_k, top_p, min_p = (torch.tensor(column, device=device) for column in columns)
+    cuts = filter_cuts(logits, temperature, top_k, top_p, min_p)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        again = filter_cuts(logits, temperature, top_k, top_p, min_p)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert torch.equal(cuts.values, again.values), "sums are always made in the same order"
+    assert torch.equal(cuts.last_ids, again.last_ids)
+    mask, twins = (
+        kept_torch(logits, cuts),
+        kept_torch(logits, filter_cuts_torch(logits, temperature, top_k, top_p, min_p)),
+    )
+    exact_rows = range(min(rows, 8))
+    for row in exact_rows:
+        kept, doubtful = filtered_exactly(logits[row], *each[row % 8])
+        for got in (mask[row].cpu(), twins[row].cpu()):
+            differ = (got != kept) & ~doubtful & (logits[row] > float("-inf")).cpu()
+            assert not differ.any(), (each[row % 8], differ.sum())
+    some = torch.tensor([rows - 1, 0], device=device)
+    alone = filter_cuts(logits, *(s[some] for s in (temperature, top_k, top_p, min_p)), some)
+    assert torch.equal(alone.values, cuts.values[some]), "a row is cut the same whatever rows stand beside it"
+    assert torch.equal(alone.last_ids, cuts.last_ids[some])
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_draws_are_those_of_the_twin(dtype: torch.dtype, device: str) -> None:
+    """The same integers, so that all but near ties of rounded logarithms agree; in place, and without waiting."""
+    rows, vocab = 256, 151_936
+    generator = torch.Generator(device).manual_seed(1)
+    logits = torch.randn(rows, vocab, generator=generator, device=device).to(dtype)
+    keys = torch.randint(0, 2**31, (rows,), generator=generator, device=device)
+    temperature = torch.rand(rows, generator=generator, device=device) + 0.5
+    k, off = torch.full((rows,), 40, device=device), torch.ones(rows, device=device)
+    slots, last = torch.randperm(300, device=device)[:rows], torch.full((300,), -1, device=device)
+    for cuts in (None, filter_cuts(logits, temperature, k, off, off * 0)):
+        gumbel_argmax(logits, temperature, keys, cuts)
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            got = gumbel_argmax(logits, temperature, keys, cuts, slots=slots, last_token=last)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        assert torch.equal(last[slots], got)
+        want = gumbel_argmax_torch(logits, temperature, keys, cuts)
+        scores = logits.float() / temperature[:, None] + gumbel_noise(keys, vocab)
+        scores = scores if cuts is None else scores.masked_fill(~kept_torch(logits, cuts), float("-inf"))
+        behind = scores.gather(1, want[:, None]) - scores.gather(1, got[:, None])
+        assert (behind <= 1e-5).all()
+        assert (got != want).sum() <= 2
+    out = torch.full((rows,), -1, device=device)
+    some = torch.arange(1, rows, 3, device=device)
+    gumbel_argmax(logits, temperature[some], keys[some], None, some, out)
+    assert torch.equal(out[some], gumbel_argmax(logits, temperature, keys)[some])
+    assert (out == -1).sum() == rows - len(some)
+
+
+def test_draws_have_the_right_distribution(device: str) -> None:
+    """Chi-square of 50,000 draws in one launch."""
+    n, logits = 50_000, torch.tensor([[0.3, -1.0, 2.0, 0.0, 1.1, 0.7, -0.4, 1.6]], device=device)
+    keys = torch.from_numpy(stream_keys(np.full(n, seed_key(3)), np.arange(n))).to(device)
+    counts = gumbel_argmax(logits.expand(n, -1), torch.ones(n, device=device), keys).bincount(minlength=8)
+    expected = logits[0].softmax(-1) * n
+    assert ((counts - expected) ** 2 / expected).sum() < 24.32  # 99.9 %

@@ -26,8 +26,8 @@ def _jit_functions() -> list[Any]:
 
 @pytest.mark.parametrize("captured", [True, False])
 def test_nothing_is_compiled_while_serving(captured: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Steps of any size, mixture and alignment, captured and launched. What earlier tests compiled is forgotten first
-    so that what the warm-up compiles is all there is."""
+    """Steps of any size, mixture, alignment and choice of tokens, captured and launched. What earlier tests compiled is
+    forgotten first so that what the warm-up compiles is all there is."""
     from triton import knobs
 
     for function in _jit_functions():
@@ -35,19 +35,24 @@ def test_nothing_is_compiled_while_serving(captured: bool, monkeypatch: pytest.M
     compiled: list[str] = []
     hook: Callable[..., None] = lambda **details: compiled.append(details["fn"].name)  # noqa: E731
     monkeypatch.setattr(knobs.runtime, "jit_post_compile_hook", hook)
-    model = tiny_model("tiny-qwen3", head_dim=64).to("cuda", torch.bfloat16)
+    model = tiny_model("tiny-llama", head_dim=64).to("cuda", torch.bfloat16)
     config = ContinuousBatchingConfig(
         page_size=16, num_blocks=600, max_batch_tokens=512, max_requests_per_batch=40, attention_backend="triton",
-        use_cuda_graph=captured, use_async_batching=captured,
+        use_cuda_graph=captured, use_async_batching=captured, per_request_processors=True,
     )  # fmt: skip
-    manager = ContinuousBatchingManager(model, GenerationConfig(max_new_tokens=20), config)
+    manager = ContinuousBatchingManager(model, GenerationConfig(max_new_tokens=20, do_sample=True), config)
     try:
         manager.warmup()
-        assert {"_decode_kernel", "_prefill_kernel", "_rope_kernel"} <= {name.rpartition(".")[2] for name in compiled}
+        names = {name.rpartition(".")[2] for name in compiled}
+        assert {"_decode_kernel", "_prefill_kernel", "_rope_kernel", "_gumbel_kernel", "_cut_kernel"} <= names
         compiled.clear()
         rng = random.Random(0)
         for i in range(60):
-            manager.add_request(rng.choices(range(97), k=rng.randrange(1, 120)), max_new_tokens=rng.randrange(2, 20))
+            manager.add_request(
+                rng.choices(range(97), k=rng.randrange(1, 120)), max_new_tokens=rng.randrange(2, 20),
+                temperature=rng.choice((0.0, 0.0, 0.7)), top_k=rng.choice((0, 5)), top_p=rng.choice((1.0, 0.9)),
+                repetition_penalty=rng.choice((1.0, 1.0, 1.1)),
+            )  # fmt: skip
             if i == 20:
                 manager.start()
         assert len(list(manager)) == 60

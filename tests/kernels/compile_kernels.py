@@ -119,6 +119,16 @@ def rowwise(dtype: torch.dtype) -> None:
     kernels.write_kv(qkv[:, :1024].view(4, 8, 128), qkv[:, 1024:2048].view(4, 8, 128), *cache, slots)
 
 
+def sampling(dtype: torch.dtype, vocab: int) -> None:
+    """Rows of a step that all sample, and some among them, into the slots' last tokens."""
+    logits, rows = torch.empty(4, vocab, dtype=dtype), torch.zeros(2, dtype=torch.int64)
+    temperature, top_k, keys = torch.ones(4), torch.ones(4, dtype=torch.int64), torch.ones(4, dtype=torch.int64)
+    for some in (None, rows):
+        cuts = kernels.filter_cuts(logits, temperature, top_k, temperature, temperature, some)
+        kernels.gumbel_argmax(logits, temperature, keys, cuts, some, keys, slots=keys, last_token=keys)
+    kernels.gumbel_argmax(logits, temperature, keys)
+
+
 if __name__ == "__main__":
     JITFunction.run = compile_instead
     attention(torch.bfloat16, 32, 8, 128, 256, None, None)
@@ -130,3 +140,5 @@ if __name__ == "__main__":
         attention(torch.float32, 8, 2, 128, 16, None, None)
         attention(torch.float32, 8, 2, 256, 16, None, 50.0)
     rowwise(torch.bfloat16)
+    sampling(torch.bfloat16, 151936)
+    sampling(torch.float32, 262208)

@@ -35,7 +35,7 @@ def _choose(
     if histories is not None:
         indices = [len(output) for _, output in histories]
     requests, ends = [], []
-    last_token = torch.full((n,), 10**6, dtype=torch.int32)
+    last_token = torch.full((n,), 10**6)
     for slot, (p, i) in enumerate(zip(params, indices, strict=True)):
         prompt, output = histories[slot] if histories else ([0], [])
         request = Request.create(f"r{slot}", prompt, 10**6, eos[slot] if eos else frozenset(), p)
@@ -48,7 +48,9 @@ def _choose(
         ends.append(len(prompt) + i)
     if len(logits) == 1:
         logits = logits.expand(n, -1)
-    return Sampler(torch.device("cpu"), return_logprobs).choose(logits, requests, ends, last_token)
+    choice = Sampler(torch.device("cpu"), return_logprobs).choose(logits, requests, ends, torch.arange(n), last_token)
+    assert last_token.tolist() == choice.tokens.tolist()
+    return choice
 
 
 @pytest.fixture(scope="session")

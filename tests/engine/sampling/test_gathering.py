@@ -77,7 +77,7 @@ def test_one_copy_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
         upload(self, device)
 
     monkeypatch.setattr(Pack, "upload", count)
-    gatherer, last = SettingsGatherer(CPU), torch.zeros(4, dtype=torch.int32)
+    gatherer, last = SettingsGatherer(CPU), torch.zeros(4, dtype=torch.int64)
     params = [
         SamplingParams(0.7, 5, 0.9, min_p=0.1),
         SamplingParams(repetition_penalty=1.2, no_repeat_ngram_size=2),

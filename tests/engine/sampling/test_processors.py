@@ -132,12 +132,12 @@ def test_a_request_in_anothers_slot_has_its_own_history() -> None:
     from engine.sampling import Sampler
 
     sampler = Sampler(torch.device("cpu"))
-    params, last = SamplingParams(no_repeat_ngram_size=1, suppress_tokens=(0,)), torch.zeros(1, dtype=torch.int32)
-    logits = torch.tensor([[0.0, 5.0, 4.0, 3.0]])
+    params, last = SamplingParams(no_repeat_ngram_size=1, suppress_tokens=(0,)), torch.zeros(1, dtype=torch.int64)
+    logits, slots = torch.tensor([[0.0, 5.0, 4.0, 3.0]]), torch.zeros(1, dtype=torch.int64)
     for prompt, expected in (([1, 2], 3), ([3], 1)):
         request = Request.create("r", prompt, 9, frozenset(), params)
         request.slot = 0
-        assert sampler.choose(logits, [request], [len(prompt)], last).tokens.tolist() == [expected]
+        assert sampler.choose(logits, [request], [len(prompt)], slots, last).tokens.tolist() == [expected]
         request.tokens.append(expected)
-        again = sampler.choose(logits, [request], [len(prompt) + 1], last)
+        again = sampler.choose(logits, [request], [len(prompt) + 1], slots, last)
         assert again.tokens.tolist() == [{3: 0, 1: 2}[expected]]

@@ -12,6 +12,8 @@ from engine import kernels
 from engine.bench.tiny_models import tiny_model
 from engine.kernels import paged_decode, paged_prefill
 from engine.models.operators import Operators
+from engine.sampling import operators as sampling
+from engine.sampling.filters import cuts_by_search
 
 # Grouped heads everywhere; heads of 32 (the least), 40 and 64; a window, a window and a soft-cap in every other layer.
 HYBRID = {"num_hidden_layers": 2, "layer_types": ["sliding_attention", "full_attention"]}
@@ -94,9 +96,14 @@ def test_every_kernel_of_the_fused_forward_pass(
             torch.nn.functional.linear,
         )
 
+    def choose_sampling(device: Any) -> sampling.Operators:
+        chosen.append(device)
+        return sampling.Operators(kernels.greedy_argmax, kernels.gumbel_argmax, cuts_by_search)
+
     monkeypatch.setattr(Operators, "choose", choose)
+    monkeypatch.setattr(sampling.Operators, "choose", choose_sampling)
     check_case(model_of(name), "triton", 4, True, "fifo", True, "recompute", True, None, requests=3)
-    assert len(chosen) == 1
+    assert len(chosen) == 2
 
 
 def test_heads_below_the_kernels_tiles_are_refused_by_name() -> None:
