@@ -205,6 +205,42 @@ def rowwise(tokens: int, page: int) -> Iterator[Measurement]:
         yield Measurement("  torch argmax", shape, argmax(kernels.greedy_argmax_torch), tokens * VOCAB * ITEM)
 
 
+def sampling(rows: int) -> Iterator[Measurement]:
+    """Random choice of ``rows`` rows, ours and the torch operations; "peaked" logits are spread as a trained model's,
+    the others as one's with random weights, of which top-p keeps most. Bytes: the logits read once."""
+
+    def draw(spread: float, top_k: int, top_p: float, twins: bool) -> Callable[[], Callable[[], object]]:
+        def make() -> Callable[[], object]:
+            logits = torch.randn(rows, VOCAB, device="cuda", dtype=DTYPE) * spread
+            keys = torch.randint(0, 2**31, (rows,), device="cuda")
+            temperature, off = torch.full((rows,), 0.8, device="cuda"), torch.zeros(rows, device="cuda")
+            k, p = torch.full((rows,), top_k, device="cuda"), torch.full((rows,), top_p, device="cuda")
+            filtered = top_k < VOCAB or top_p < 1
+
+            def ours() -> object:
+                cuts = kernels.filter_cuts(logits, temperature, k, p, off) if filtered else None
+                return kernels.gumbel_argmax(logits, temperature, keys, cuts)
+
+            def theirs() -> object:
+                cuts = kernels.filter_cuts_torch(logits, temperature, k, p, off, widest=top_k) if filtered else None
+                return kernels.gumbel_argmax_torch(logits, temperature, keys, cuts)
+
+            return theirs if twins else ours
+
+        return make
+
+    for name, settings in (
+        ("temperature", (1.0, VOCAB, 1.0)),
+        ("top_k 50", (1.0, 50, 1.0)),
+        ("top_k 50, top_p 0.9", (1.0, 50, 0.9)),
+        ("top_p 0.9", (1.0, VOCAB, 0.9)),
+        ("top_p 0.9 peaked", (4.0, VOCAB, 0.9)),
+    ):
+        for twins in (False, True):
+            title = "  torch sampling" if twins else "sampling"
+            yield Measurement(title, f"{rows} rows {name}", draw(*settings, twins), rows * VOCAB * ITEM)
+
+
 def sweep(batches: Sequence[int], pages: Sequence[int], context: int, ceilings: Ceilings) -> None:
     """Decode and prefill with other tiles; the best of each shape last."""
 
@@ -277,6 +313,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 measure(measurement, ceilings)
         for tokens in (*options.batches, 8192):
             for measurement in rowwise(tokens, options.pages[0]):
+                measure(measurement, ceilings)
+        for rows in (1, 256):
+            for measurement in sampling(rows):
                 measure(measurement, ceilings)
     return 0
 
