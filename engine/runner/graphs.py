@@ -30,6 +30,8 @@ class StepRunner(Protocol):
 
     def upload(self, shape: StepShape, rows: StepRows, target: torch.Tensor | None = None) -> torch.Tensor: ...
 
+    def greedy(self, logits: torch.Tensor, views: dict[str, torch.Tensor]) -> torch.Tensor: ...
+
     def padding_metadata(self, shape: StepShape, views: dict[str, torch.Tensor]) -> AttentionMetadata: ...
 
     def forward(
@@ -39,18 +41,18 @@ class StepRunner(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class CapturedStep:
-    """A recorded step over the static buffer ``inputs``, of which ``sample_slots`` is a part; ``logits`` [samples,
-    vocabulary] is overwritten by each replay."""
+    """A recorded step over the static buffer ``inputs``, of which ``sample_slots`` is a part.
+
+    ``logits`` [samples, vocabulary] and ``greedy`` [samples] int64, the token of a row that asks for nothing but the
+    most likely one, are overwritten by each replay.
+    """
 
     shape: StepShape
     inputs: torch.Tensor
     sample_slots: torch.Tensor
     graph: torch.cuda.CUDAGraph
     logits: torch.Tensor
-
-    def replay(self) -> torch.Tensor:
-        self.graph.replay()
-        return self.logits
+    greedy: torch.Tensor
 
 
 class StepGraphs:
@@ -87,8 +89,9 @@ class StepGraphs:
         runner = self._runner
         views = shape.carve(runner.upload(shape, StepRows.none(), inputs))  # padding rows only
 
-        def forward() -> torch.Tensor:
-            return runner.forward(shape, views, runner.padding_metadata(shape, views))
+        def forward() -> tuple[torch.Tensor, torch.Tensor]:
+            logits = runner.forward(shape, views, runner.padding_metadata(shape, views))
+            return logits, runner.greedy(logits, views)
 
         stream.wait_stream(torch.cuda.current_stream(runner.device))
         with torch.cuda.stream(stream):
@@ -96,8 +99,8 @@ class StepGraphs:
         torch.cuda.current_stream(runner.device).wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
-            logits = forward()
-        return CapturedStep(shape, inputs, views["sample_slots"], graph, logits)
+            logits, greedy = forward()
+        return CapturedStep(shape, inputs, views["sample_slots"], graph, logits, greedy)
 
     def find(self, shape: StepShape) -> CapturedStep | None:
         """The smallest captured step with room for a step of this shape; None if there is none."""

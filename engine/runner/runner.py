@@ -240,13 +240,14 @@ class ModelRunner:
         captured = None if self.graphs is None else self.graphs.find(shape)
         if captured is not None:
             self.upload(captured.shape, rows, captured.inputs)
-            sample_slots, logits = captured.sample_slots, captured.replay()
+            captured.graph.replay()
+            sample_slots, logits, greedy = captured.sample_slots, captured.logits, captured.greedy[:samples]
             padded = captured.shape.tokens - tokens
         else:
             views = shape.carve(self.upload(shape, rows))
             sample_slots, logits = views["sample_slots"], self.forward(shape, views, self._metadata(shape, views, rows))
-            padded = 0
-        choice = self._choose(logits[:samples], sampled, sample_slots[:samples])
+            padded, greedy = 0, None
+        choice = self._choose(logits[:samples], sampled, sample_slots[:samples], greedy)
         if plan.copies:
             self.copy_blocks(plan.copies)
         choice, event = self._returns.send(choice) if self._returns is not None and samples else (choice, None)
@@ -339,10 +340,14 @@ class ModelRunner:
         self._staging.copied()
         return target
 
-    def _choose(self, logits: torch.Tensor, rows: StepRows, slots: torch.Tensor) -> Choice:
+    def greedy(self, logits: torch.Tensor, views: dict[str, torch.Tensor]) -> torch.Tensor:
+        """Most likely tokens [samples] of a step's ``views``, which become its slots' last tokens."""
+        return self.sampler.greedy(logits, views["sample_slots"], self.last_token)
+
+    def _choose(self, logits: torch.Tensor, rows: StepRows, slots: torch.Tensor, greedy: torch.Tensor | None) -> Choice:
         if not len(rows):
             return Choice(torch.empty(0, dtype=torch.int64))
-        return self.sampler.choose(logits, rows.requests, rows.ends.tolist(), slots, self.last_token)
+        return self.sampler.choose(logits, rows.requests, rows.ends.tolist(), slots, self.last_token, greedy)
 
     def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
         """Copy whole blocks, (from, to), in every layer, after what the current step writes."""

@@ -41,6 +41,10 @@ class Sampler:
             for cuts in (None, self._op.filter_cuts(logits, random, ids)):
                 self._op.gumbel_argmax(logits, one, ids, cuts, ids, ids, ids, ids)
 
+    def greedy(self, logits: torch.Tensor, slots: torch.Tensor, last_token: torch.Tensor) -> torch.Tensor:
+        """`choose` for rows that are all plain greedy, without log probabilities: [rows] int64. May be captured."""
+        return self._op.greedy_argmax(logits, slots=slots, last_token=last_token)
+
     def choose(
         self,
         logits: torch.Tensor,
@@ -48,6 +52,7 @@ class Sampler:
         ends: Sequence[int],
         slots: torch.Tensor,
         last_token: torch.Tensor,
+        greedy: torch.Tensor | None = None,
     ) -> Choice:
         """One token a row.
 
@@ -58,10 +63,11 @@ class Sampler:
             slots: [rows] int64, the requests' slots.
             last_token: [slots] int64; by slot, the token chosen last, which may not have reached the host. The chosen
                 tokens are written to it.
+            greedy: what `greedy` has given for these logits; None = it has not been called.
         """
         settings = self._gatherer.gather(requests, ends, logits.shape[-1], last_token)
         if settings is None:
-            tokens = self._op.greedy_argmax(logits, slots=slots, last_token=last_token)
+            tokens = self.greedy(logits, slots, last_token) if greedy is None else greedy
             return choice_with_logprobs(tokens, logits.float(), None, ()) if self._return_logprobs else Choice(tokens)
         if settings.changes_logits:
             tokens, processed = self._choose_changed(logits, settings)
