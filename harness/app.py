@@ -146,7 +146,8 @@ def make_plan(arguments: Sequence[str]) -> Plan:
             loader = GlobalHydra.instance().config_loader()
             jobs = expand(loader, CONFIG_NAME, complete)
     configs = tuple({job.place.arm: job.config for job in jobs}.values()) if jobs else (values,)
-    check_files(configs)
+    for note in check_files(configs):
+        print(f"cb-bench: {note}", file=sys.stderr)
     # Sampled tokens differ between engines by right: nothing to compare then.
     reference = None if values["generation"]["do_sample"] else values["measure"]["reference_engine"]
     arguments = (*flags, *overrides, *added)

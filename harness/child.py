@@ -132,7 +132,7 @@ def measure(spec: Mapping[str, Any], report: Report, clock: Clock) -> RunRecord:
         began = time.perf_counter()
         backend.warm_up(warmup_of(workload, settings, loaded))
         warmup_s = time.perf_counter() - began
-        backend.prepare(workload.requests)
+        backend.prepare([r for r in workload.requests if not r.takes_answer])  # the others' prompts are not known yet
         if settings["calibrate"]:
             report.phase("calibrating the harness")
         calibration = calibrate(clock).as_dict() if settings["calibrate"] else None
@@ -180,7 +180,10 @@ def measure(spec: Mapping[str, Any], report: Report, clock: Clock) -> RunRecord:
         config=settled,
         environment=environment
         | machine_load(cpu_before, cpu_after, os.cpu_count())
-        | {"memory.free_before_first_request_bytes": free_before},
+        | {"memory.free_before_first_request_bytes": free_before}
+        | (
+            {"workload.unseen_answers": result.unseen_answers} if any(r.takes_answer for r in workload.requests) else {}
+        ),
         steps=steps,
         counters=counters,
         memory=memory | peaks | reconcile(memory | peaks, telemetry.peak("gpu_own_bytes")),

@@ -1,8 +1,8 @@
 """Sends a workload to a backend on schedule and waits for its end.
 
 The sender follows absolute due times: request k is due at ``t_start + due_s[k]`` whatever happened to the requests
-before it, so a late wake-up costs one request its lag and the schedule nothing. It never waits for replies, except in
-a closed loop, where it also waits for a free place.
+before it, so a late wake-up costs one request its lag and the schedule nothing. It never waits for replies, except
+where the workload says so: in a closed loop, and between the turns of a session (see :mod:`harness.agenda`).
 """
 
 from __future__ import annotations
@@ -11,23 +11,26 @@ import threading
 import time
 from dataclasses import dataclass
 
+from harness.agenda import Agenda
 from harness.backends.base import Backend
-from harness.clock import NS_PER_S, Clock
+from harness.clock import Clock
 from harness.errors import one_line
 from harness.record import Outcome
 from harness.recorder import Recorder
-from workloads.workload import Workload
+from harness.session_sink import SessionSink
+from workloads.workload import ScheduledRequest, Workload
 
 
 @dataclass(frozen=True, slots=True)
 class Drive:
     """Outcome of :func:`drive`: start of the schedule, last observed end (or the moment of giving up), and why it
-    gave up if it did."""
+    gave up if it did. ``unseen_answers``: prompts that hold planned ids because an answer's were not shown."""
 
     t_start_ns: int
     t_end_ns: int
     timed_out: bool
     interrupted: bool = False
+    unseen_answers: int = 0
 
 
 def drive(workload: Workload, backend: Backend, recorder: Recorder, clock: Clock, timeout_s: float) -> Drive:
@@ -39,8 +42,8 @@ def drive(workload: Workload, backend: Backend, recorder: Recorder, clock: Clock
     Raises:
         Exception: whatever the sender met outside the backend's own ``submit`` (for example a wrong clock).
     """
-    backend.start(recorder)
     sender = _Sender(workload, backend, recorder, clock)
+    backend.start(sender.sink)
     interrupted = False
     sender.start()
     try:
@@ -54,7 +57,8 @@ def drive(workload: Workload, backend: Backend, recorder: Recorder, clock: Clock
         raise sender.failure
     last_end_ns = recorder.last_end_ns()
     t_end_ns = last_end_ns if finished and last_end_ns is not None else clock.now_ns()
-    return Drive(sender.t_start_ns, t_end_ns, timed_out=not finished and not interrupted, interrupted=interrupted)
+    unseen = sender.sessions.unseen_answers if sender.sessions is not None else 0
+    return Drive(sender.t_start_ns, t_end_ns, not finished and not interrupted, interrupted, unseen)
 
 
 class _Sender(threading.Thread):
@@ -66,32 +70,31 @@ class _Sender(threading.Thread):
         self._backend = backend
         self._recorder = recorder
         self._clock = clock
-        self._cancelled = threading.Event()
-        self._places: threading.Semaphore | None = None
+        self._wake = threading.Event()  # something has changed that a sleeping sender must look at
+        self._cancelled = False
         self._done = threading.Event()
+        self._agenda: Agenda | None = None
         self.failure: BaseException | None = None
         self.t_start_ns = clock.now_ns()
-        if workload.concurrency is not None:
-            places = threading.Semaphore(workload.concurrency)
-            recorder.call_on_end(lambda _request_id: places.release())
-            self._places = places
+        waits = workload.concurrency is not None or workload.sessions < len(workload)
+        # An open loop has nothing between the backend and the recorder.
+        self.sessions = SessionSink(recorder, workload, self._on_end) if waits else None
+        self.sink: Recorder | SessionSink = self.sessions or recorder
 
     def run(self) -> None:
         try:
             self.t_start_ns = self._clock.now_ns()
             self._recorder.started(self.t_start_ns)
-            for request in self._workload.requests:
-                t_sched_ns = self.t_start_ns + round(request.due_s * NS_PER_S)
-                if not self._clock.sleep_until(t_sched_ns, self._cancelled) or not self._take_place():
+            self._agenda = agenda = Agenda(self._workload, self.t_start_ns)
+            while not agenda.exhausted:
+                self._wake.clear()  # before looking: what comes after the look wakes
+                if self._cancelled:
                     return
-                t_submit_ns = self._clock.now_ns()
-                self._recorder.sent(request.request_id, t_sched_ns, t_submit_ns)
-                try:
-                    self._backend.submit(request)
-                except Exception as error:  # one refused request must not end the others
-                    self._recorder.on_end(
-                        request.request_id, Outcome.ENGINE_ERROR, self._clock.now_ns(), error=one_line(error)
-                    )
+                due_ns = agenda.next_due_ns()
+                if due_ns is None:
+                    self._wake.wait()
+                elif self._clock.sleep_until(due_ns, self._wake):
+                    self._send(*agenda.take())
             self._backend.close_input()
         except BaseException as error:
             self.failure = error
@@ -107,12 +110,26 @@ class _Sender(threading.Thread):
 
     def cancel(self) -> None:
         """Send nothing more and end the thread (a ``submit`` that hangs is left to the daemon flag)."""
-        self._cancelled.set()
-        if self._places is not None:
-            self._places.release()
+        self._cancelled = True
+        self._wake.set()
         self.join(timeout=1.0)
 
-    def _take_place(self) -> bool:
-        if self._places is not None:
-            self._places.acquire()
-        return not self._cancelled.is_set()
+    def _send(self, t_sched_ns: int, request: ScheduledRequest) -> None:
+        if self.sessions is not None:
+            request = self.sessions.as_sent(request)
+        t_submit_ns = self._clock.now_ns()
+        length = len(request.prompt_ids) if request.takes_answer else None
+        self._recorder.sent(request.request_id, t_sched_ns, t_submit_ns, length)
+        try:
+            self._backend.submit(request)
+        except Exception as error:  # one refused request must not end the others
+            self.sink.on_end(request.request_id, Outcome.ENGINE_ERROR, self._clock.now_ns(), error=one_line(error))
+
+    def _on_end(self, request_id: str, outcome: Outcome, time_ns: int) -> None:
+        """Called from whatever thread the backend reports an end from."""
+        if self._agenda is None:  # reported before anything was sent: the recorder has noted the breach
+            return
+        for given_up in self._agenda.ended(request_id, outcome.ok, time_ns):
+            error = f"not sent: {request_id}, before it in its session, ended as {outcome.value}"
+            self._recorder.on_end(given_up, Outcome.CANCELLED, time_ns, error=error)
+        self._wake.set()

@@ -151,16 +151,21 @@ def checked(config: DictConfig) -> dict[str, Any]:
     return values
 
 
-def check_files(configs: Sequence[Mapping[str, Any]]) -> None:
+def check_files(configs: Sequence[Mapping[str, Any]]) -> list[str]:
     """Look at the traces, prompts files and models that jobs name, each once.
+
+    Returns:
+        What of the files is left out or put right, one sentence each.
 
     Raises:
         ValueError: one is not there or cannot be used, with what to do.
     """
+    notes: list[str] = []
     for groups in _different(configs, "workload", "arrival"):
-        check_sources(groups["workload"], groups["arrival"])
+        notes += check_sources(groups["workload"], groups["arrival"])
     for groups in _different(configs, "model"):
         check_source(ModelSpec(**groups["model"]))
+    return list(dict.fromkeys(notes))
 
 
 def _different(configs: Sequence[Mapping[str, Any]], *groups: str) -> Iterator[Mapping[str, Any]]:

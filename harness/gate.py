@@ -8,6 +8,9 @@ the same request of the reference engine (padded static batching), which decides
                float32, both candidates lie within the margin that sums in the run's dtype can move
 ``failed``     at least one difference is no such tie
 
+In a session a prompt holds the answers to the turns before it. A turn is compared only where all of those are equal:
+after a difference it was asked something else.
+
 Comparing needs the tables alone. Re-scoring needs the model, so it happens in a process of its own
 (``python -m harness.gate``), and only if there is something to explain.
 """
@@ -18,7 +21,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -68,12 +71,17 @@ class Divergence:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One next token to score: a request, what was generated before, and the two candidates."""
+    """One next token to score: a request, what was generated before, and the two candidates.
+
+    Attributes:
+        answers: by request, the answers that are part of its prompt.
+    """
 
     request_id: str
     prefix: tuple[int, ...]
     token: int
     reference_token: int
+    answers: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,16 +113,19 @@ def judge(
     if reference_engine is None:
         return judged
     runs = tables["runs"].copy()
-    answers = _answers(tables)
+    answers, turns = _answers(tables), _turns_before(tables)
     compared: dict[str, int] = {}
     found: list[Divergence] = []
     for run_id, reference in _pairs(runs, reference_engine).items():
-        both = sorted(answers.get(run_id, {}).keys() & answers.get(reference, {}).keys())
-        if both:
-            compared[run_id] = len(both)
-            differences = (_first_difference(run_id, reference, request, answers) for request in both)
-            found += [d for d in differences if d is not None]
-    found = _explained(root, found, answers, rescore or rescore_apart)
+        both = answers.get(run_id, {}).keys() & answers.get(reference, {}).keys()
+        if not both:
+            continue
+        differences = {request: _first_difference(run_id, reference, request, answers) for request in sorted(both)}
+        equal = {request for request, difference in differences.items() if difference is None}
+        asked_alike = [r for r in differences if equal.issuperset(_history(r, turns.get(reference, {})))]
+        compared[run_id] = len(asked_alike)
+        found += [d for r in asked_alike if (d := differences[r]) is not None]
+    found = _explained(root, found, answers, turns, rescore or rescore_apart)
     for run_id, n in compared.items():
         own = [d for d in found if d.run_id == run_id]
         at = runs.index[runs["run_id"] == run_id]
@@ -183,8 +194,34 @@ def _first_difference(
     return Divergence(run_id, reference, request_id, index, kind, token, reference_token, note=note)
 
 
+def _turns_before(tables: Mapping[str, pd.DataFrame]) -> dict[str, dict[str, str]]:
+    """By run and request, the turn before whose answer its prompt holds.
+
+    Tables written before there were sessions have no such column, and nothing to say.
+    """
+    found: dict[str, dict[str, str]] = {}
+    if "holds_answer_of" in tables["requests"]:
+        turns = tables["requests"][["run_id", "request_id", "holds_answer_of"]].dropna()
+        for run, request, before in turns.itertuples(index=False):
+            found.setdefault(run, {})[request] = before
+    return found
+
+
+def _history(request_id: str, before: Mapping[str, str]) -> list[str]:
+    """The turns whose answers are part of a request's prompt."""
+    turns = []
+    while request_id in before:
+        request_id = before[request_id]
+        turns.append(request_id)
+    return turns
+
+
 def _explained(
-    root: Path, found: Sequence[Divergence], answers: Mapping[str, Mapping[str, _Answer]], rescore: Rescore
+    root: Path,
+    found: Sequence[Divergence],
+    answers: Mapping[str, Mapping[str, _Answer]],
+    turns: Mapping[str, Mapping[str, str]],
+    rescore: Rescore,
 ) -> list[Divergence]:
     """``found`` with margins and verdicts. Only another token can be a tie; an answer that stops elsewhere is wrong."""
     judged = list(found)
@@ -193,7 +230,7 @@ def _explained(
         if d.kind == "token":
             by_reference.setdefault(d.reference_run_id, []).append(i)
     for reference, positions in by_reference.items():  # one model and workload each
-        cases = [_case(found[i], answers[reference]) for i in positions]
+        cases = [_case(found[i], answers[reference], turns.get(reference, {})) for i in positions]
         try:
             scores = rescore(_specification(root, reference), cases)
         except ValueError as error:
@@ -206,11 +243,12 @@ def _explained(
     return judged
 
 
-def _case(d: Divergence, reference: Mapping[str, _Answer]) -> Case:
+def _case(d: Divergence, reference: Mapping[str, _Answer], before: Mapping[str, str]) -> Case:
     if d.token is None or d.reference_token is None:
         raise ValueError(f"request {d.request_id!r} has no two candidates at token {d.index}")
     prefix = tuple(reference[d.request_id].ids[: d.index].tolist())
-    return Case(d.request_id, prefix, d.token, d.reference_token)
+    said = {turn: tuple(reference[turn].ids.tolist()) for turn in _history(d.request_id, before)}
+    return Case(d.request_id, prefix, d.token, d.reference_token, said)
 
 
 def _specification(root: Path, run_id: str) -> Path:
@@ -305,9 +343,9 @@ def score(specification: Mapping[str, Any], cases: Sequence[Case]) -> list[Score
         "model": {**specification["model"], "attn_implementation": "eager"},
     }
     loaded = load_or_outline(plain, resolve_device(specification["measure"]["device"]))
-    prompts = {r.request_id: r.prompt_ids for r in workload_of(plain, loaded).requests}
+    workload = workload_of(plain, loaded)
     least = MARGINS[str(loaded.model.dtype).removeprefix("torch.")]
-    inputs = [[*prompts[case.request_id], *case.prefix] for case in cases]
+    inputs = [[*workload.sent_ids(case.request_id, case.answers), *case.prefix] for case in cases]
     measured = [_next_logits(loaded.model, ids) for ids in inputs]
     exact_model = loaded.model.float()
     scores = []
@@ -332,7 +370,16 @@ def _next_logits(model: Any, ids: Sequence[int]) -> Any:
 def main() -> int:
     """Read a specification's path and cases as JSON from standard input, write their scores behind a mark."""
     request = json.load(sys.stdin)
-    cases = [Case(c["request_id"], tuple(c["prefix"]), c["token"], c["reference_token"]) for c in request["cases"]]
+    cases = [
+        Case(
+            c["request_id"],
+            tuple(c["prefix"]),
+            c["token"],
+            c["reference_token"],
+            {turn: tuple(ids) for turn, ids in c["answers"].items()},
+        )
+        for c in request["cases"]
+    ]
     try:
         scores = score(json.loads(Path(request["specification"]).read_text()), cases)
     except Exception as error:  # one line for the caller, whatever the model or the workload answered

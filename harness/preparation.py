@@ -87,13 +87,19 @@ def check_compatible(workload: Workload, engine: Mapping[str, Any]) -> None:
     """Refuse a workload that the engine would wait for ever on.
 
     Raises:
-        ValueError: a closed loop smaller than a static wave that never gives up waiting for more requests.
+        ValueError: a static wave that never gives up waiting, where requests wait for the ends of others: in a closed
+            loop smaller than the wave, or between the turns of sessions.
     """
-    if engine["name"] != "static" or workload.concurrency is None or engine.get("wave_timeout_s") is not None:
+    if engine["name"] != "static" or engine.get("wave_timeout_s") is not None:
         return
     wave = engine.get("wave")
-    if wave is None or wave > workload.concurrency:
-        shown = "all requests" if wave is None else wave
+    shown = "all requests" if wave is None else wave
+    if workload.sessions < len(workload):
+        raise ValueError(
+            f"engine.wave ({shown}) may never fill: turns of sessions wait for the answers before them; set "
+            "engine.wave_timeout_s"
+        )
+    if workload.concurrency is not None and (wave is None or wave > workload.concurrency):
         raise ValueError(
             f"engine.wave ({shown}) can never fill in a closed loop of {workload.concurrency}: set engine.wave to at "
             f"most {workload.concurrency} or set engine.wave_timeout_s"

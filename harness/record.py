@@ -72,7 +72,8 @@ class RequestRecord:
     Attributes:
         prompt_tokens: of the prompt as sent; the server's own count where it states one.
         planned_prompt_tokens: what the workload asked for; differs where a server gets text, or adds tokens of its own.
-        t_sched_ns: when the schedule said it should be sent.
+        holds_answer_of: the request whose answer is part of its prompt (the turn before); None = no answer is.
+        t_sched_ns: when the schedule said it should be sent; where it waited for another's end, when that made it due.
         t_submit_ns: when the sender called the backend.
         t_admit_ns: when the engine first gave it a place in a batch (None if the backend hides it).
         t_done_ns: when its terminal output reached the consumer.
@@ -88,6 +89,7 @@ class RequestRecord:
     prompt_tokens: int
     max_new_tokens: int
     prefix_group: int | None = None
+    holds_answer_of: str | None = None
     t_sched_ns: int | None = None
     t_submit_ns: int | None = None
     t_admit_ns: int | None = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from harness.deliveries import UNKNOWN, Deliveries, DeliveryLog
@@ -71,7 +71,6 @@ class Recorder:
         self._sent = 0
         self._lock = threading.Lock()
         self._all_ended = threading.Event()
-        self._on_end_callbacks: list[Callable[[str], None]] = []
         self._changed: set[int] = set()
         self._taken = (0, 0)  # deliveries and ids that take_changes has given out
         self.t_start_ns: int | None = None
@@ -85,19 +84,21 @@ class Recorder:
         """Note when the schedule begins."""
         self.t_start_ns = t_start_ns
 
-    def sent(self, request_id: str, t_sched_ns: int, t_submit_ns: int) -> None:
-        """Note that the sender is handing over ``request_id`` now (``t_submit_ns``), due at ``t_sched_ns``."""
+    def sent(self, request_id: str, t_sched_ns: int, t_submit_ns: int, prompt_tokens: int | None = None) -> None:
+        """Note that the sender is handing over ``request_id`` now (``t_submit_ns``), due at ``t_sched_ns``.
+
+        Args:
+            prompt_tokens: length of its prompt, where that was not known before (an answer is part of it).
+        """
         k = self._index[request_id]
         record = self._records[k]
         with self._lock:
             record.t_sched_ns = t_sched_ns
             record.t_submit_ns = t_submit_ns
+            if prompt_tokens is not None:
+                record.prompt_tokens = prompt_tokens
             self._sent += 1
             self._changed.add(k)
-
-    def call_on_end(self, callback: Callable[[str], None]) -> None:
-        """Call ``callback(request_id)`` once for each request that ends from now on."""
-        self._on_end_callbacks.append(callback)
 
     def wait_all_ended(self, timeout_s: float | None = None) -> bool:
         """Block until every request of the workload has ended; False if ``timeout_s`` passed first."""
@@ -164,8 +165,6 @@ class Recorder:
                     setattr(record, name, value)
             self._changed.add(k)
             last = not self._open
-        for callback in self._on_end_callbacks:
-            callback(request_id)
         if last:
             self._all_ended.set()
 
@@ -176,6 +175,11 @@ class Recorder:
         with self._lock:
             total = len(self._records)
             return Progress(self._sent, total - len(self._open), total, self._log.tokens)
+
+    def outcome(self, request_id: str) -> Outcome:
+        """How a request ended; UNFINISHED while it has not."""
+        with self._lock:
+            return self._records[self._index[request_id]].outcome
 
     def take_changes(self) -> Changes:
         """What has come since the last call; cheap enough to be asked for while measuring."""
@@ -232,4 +236,5 @@ def _empty_record(request: ScheduledRequest) -> RequestRecord:
         planned_prompt_tokens=len(request.prompt_ids),
         max_new_tokens=request.max_new_tokens,
         prefix_group=request.prefix_group,
+        holds_answer_of=request.follows if request.takes_answer else None,
     )

@@ -256,6 +256,7 @@ TABLES: dict[str, tuple[Column, ...]] = {
         _c("padding_prompt_tokens", "Int64", "tokens", "padded prompt positions computed for it", _HIDDEN),
         _c("padding_output_tokens", "Int64", "tokens", "rows computed after it had ended", _HIDDEN),
         _c("prefix_group", "Int64", "", "group sharing a prefix", "no shared prefix"),
+        _c("holds_answer_of", "string", "", "request whose answer is part of the prompt (a session)", "none is"),
         _c("t_sched_s", "Float64", "s", "due time after the start of the run", _UNSENT),
         _c("t_submit_s", "Float64", "s", "handed to the backend, after the start of the run", "not sent"),
         _c("t_admit_s", "Float64", "s", "first placed in a batch", "never placed, or the backend hides it"),

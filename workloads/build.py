@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections.abc import Collection, Mapping
 from typing import Any
 
 from workloads.anchors import nano_content, staged_content
-from workloads.arrivals import ARRIVALS
+from workloads.arrivals import ARRIVALS, Arrival
 from workloads.config import (
+    LengthTableWorkload,
     NanoWorkload,
     PromptsFileWorkload,
+    ServeGenWorkload,
+    SessionsWorkload,
     StagedWorkload,
     SyntheticWorkload,
     TraceWorkload,
@@ -18,15 +22,20 @@ from workloads.config import (
     make_arrival,
     workload_config,
 )
-from workloads.content import Content
+from workloads.content import Content, Turn
+from workloads.length_table import length_table_content, read_table_of
 from workloads.prompts import allowed_ids, draw
 from workloads.prompts_file import Tokenizer, prompts_file_content
 from workloads.replay import check as check_settings
 from workloads.replay import trace_content
+from workloads.servegen import check_servegen, read_pool, servegen_content
+from workloads.sessions import check_sessions, sessions_content
 from workloads.streams import stream
-from workloads.synthetic import synthetic_content
+from workloads.synthetic import check_synthetic, synthetic_content
 from workloads.traces import read_trace
 from workloads.workload import ScheduledRequest, Workload
+
+logger = logging.getLogger(__name__)
 
 # Two prompts with this many equal leading ids can share a page of the smallest page size an engine may have.
 _SMALLEST_PAGE = 4
@@ -60,11 +69,9 @@ def build_workload(
     arrival = make_arrival(arrival_cfg)
     used_seed = seed if cfg.seed is None else cfg.seed
     content = _content(cfg, vocab_size, used_seed, tokenizer, special_ids)
-    due = arrival.due_times(len(content.prompts), content.arrival_rng, content.recorded_s)
-    requests = tuple(
-        ScheduledRequest(f"r{k:05d}", t, prompt.ids, tokens, prompt.prefix_group, prompt.prefix_tokens)
-        for k, (t, prompt, tokens) in enumerate(zip(due, content.prompts, content.max_new_tokens, strict=True))
-    )
+    requests = _scheduled(content, arrival)
+    for note in content.facts.get("notes", ()):
+        logger.warning("%s", note)
     kind = next(name for name, cls in ARRIVALS.items() if type(arrival) is cls)
     spec = {
         "workload": dataclasses.asdict(cfg) | {"seed": used_seed},
@@ -76,6 +83,33 @@ def build_workload(
     return Workload(cfg.name, requests, arrival.concurrency, spec)
 
 
+def _scheduled(content: Content, arrival: Arrival) -> tuple[ScheduledRequest, ...]:
+    """Requests in order of their due times; what arrives are sessions where the content has them."""
+    n = len(content.prompts)
+    turns = content.turns or [Turn(session=k) for k in range(n)]
+    sessions = 1 + max(turn.session for turn in turns)
+    due = arrival.due_times(sessions, content.arrival_rng, content.recorded_s)
+    think = arrival.think_times(sessions, content.arrival_rng)
+    due_s = [due[turn.session] + turn.offset_s for turn in turns]
+    order = sorted(range(n), key=lambda k: due_s[k])  # stable: turns of one moment stay in their order
+    name = {k: f"r{position:05d}" for position, k in enumerate(order)}
+    opening = {turn.session: k for k, turn in reversed(list(enumerate(turns)))}
+    return tuple(
+        ScheduledRequest(
+            name[k],
+            due_s[k],
+            content.prompts[k].ids,
+            content.max_new_tokens[k],
+            content.prompts[k].prefix_group,
+            content.prompts[k].prefix_tokens,
+            follows=None if (after := turns[k].after) is None else name[after],
+            think_s=think[turns[k].session] if opening[turns[k].session] == k else turns[k].think_s,
+            takes_answer=turns[k].takes_answer,
+        )
+        for k in order
+    )
+
+
 class _AnyTokenizer:
     """Stands for a model's tokenizer where only the file is looked at."""
 
@@ -83,10 +117,13 @@ class _AnyTokenizer:
         return [0] * max(1, len(text) // 4)
 
 
-def check_sources(workload_cfg: WorkloadConfig | Mapping[str, Any], arrival_cfg: Any) -> None:
-    """Find a bad setting or file before a model is loaded for it: read the trace or prompts file that is named.
+def check_sources(workload_cfg: WorkloadConfig | Mapping[str, Any], arrival_cfg: Any) -> tuple[str, ...]:
+    """Find a bad setting or file before a model is loaded for it: read the files that are named.
 
     What depends on the model (ids outside its vocabulary) is left to `build_workload`.
+
+    Returns:
+        What is left out of the files or put right, one sentence each.
 
     Raises:
         ValueError: as `build_workload`.
@@ -95,23 +132,40 @@ def check_sources(workload_cfg: WorkloadConfig | Mapping[str, Any], arrival_cfg:
     make_arrival(arrival_cfg)
     if isinstance(cfg, TraceWorkload):
         check_settings(cfg)
-        read_trace(cfg.path, cfg.format)
-    elif isinstance(cfg, PromptsFileWorkload):
-        prompts_file_content(cfg, vocab_size=1 << 31, seed=0, tokenizer=_AnyTokenizer())
+        return tuple(read_trace(cfg.path, cfg.format).notes)
+    if isinstance(cfg, ServeGenWorkload):
+        check_servegen(cfg)
+        return read_pool(cfg.path).notes
+    if isinstance(cfg, LengthTableWorkload):
+        return read_table_of(cfg).notes
+    if isinstance(cfg, PromptsFileWorkload):
+        content = prompts_file_content(cfg, vocab_size=1 << 31, seed=0, tokenizer=_AnyTokenizer())
+        return tuple(content.facts["notes"])
+    if isinstance(cfg, SessionsWorkload):
+        check_sessions(cfg)
+    elif isinstance(cfg, SyntheticWorkload):
+        check_synthetic(cfg)
+    return ()
 
 
 def _content(
     cfg: WorkloadConfig, vocab_size: int, seed: int, tokenizer: Tokenizer | None, special_ids: Collection[int]
 ) -> Content:
-    if isinstance(cfg, SyntheticWorkload):
-        return synthetic_content(cfg, vocab_size=vocab_size, seed=seed, special_ids=special_ids)
     if isinstance(cfg, NanoWorkload):
         return nano_content(cfg, vocab_size=vocab_size, seed=seed)
     if isinstance(cfg, StagedWorkload):
         return staged_content(cfg, vocab_size=vocab_size, seed=seed)
     if isinstance(cfg, PromptsFileWorkload):
         return prompts_file_content(cfg, vocab_size=vocab_size, seed=seed, tokenizer=tokenizer)
-    return trace_content(cfg, vocab_size=vocab_size, seed=seed, special_ids=special_ids)
+    if isinstance(cfg, TraceWorkload):
+        return trace_content(cfg, vocab_size=vocab_size, seed=seed, special_ids=special_ids)
+    if isinstance(cfg, ServeGenWorkload):
+        return servegen_content(cfg, vocab_size=vocab_size, seed=seed, special_ids=special_ids)
+    if isinstance(cfg, LengthTableWorkload):
+        return length_table_content(cfg, vocab_size=vocab_size, seed=seed, special_ids=special_ids)
+    if isinstance(cfg, SessionsWorkload):
+        return sessions_content(cfg, vocab_size=vocab_size, seed=seed, special_ids=special_ids)
+    return synthetic_content(cfg, vocab_size=vocab_size, seed=seed, special_ids=special_ids)
 
 
 def build_warmup(

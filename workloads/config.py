@@ -27,6 +27,9 @@ class LengthConfig:
     sigma: float | None = None
     values: list[int] | None = None
     weights: list[float] | None = None
+    path: str | None = None
+    column: str | None = None
+    weight_column: str | None = None
 
 
 @dataclass
@@ -78,12 +81,12 @@ class StagedWorkload:
 
 
 @dataclass
-class TraceWorkload:
-    """Requests of a recorded trace.
+class ReplaySettings:
+    """Which part of a recording is replayed, and on what scale.
 
     Attributes:
-        path: the trace file; format: azure (csv) or mooncake (jsonl).
-        window_start_s, window_end_s: part of the trace to use, in seconds after its first row; end null = all.
+        path: the file or folder.
+        window_start_s, window_end_s: part to use, in seconds after its first row; end null = all.
         max_requests: at most this many; sampling ``first`` takes the first ones, ``spread`` takes them evenly over
             the window, which keeps its duration and lowers its rate.
         time_scale: recorded gaps are multiplied by it: 0.5 replays twice as fast.
@@ -91,11 +94,7 @@ class TraceWorkload:
         length_cap: no prompt and no output is longer than this; output_cap: further cap on outputs alone.
     """
 
-    kind: str = "trace"
-    name: str = "trace"
-    seed: int | None = None
     path: str | None = None
-    format: str = "azure"
     window_start_s: float = 0.0
     window_end_s: float | None = None
     max_requests: int | None = None
@@ -107,8 +106,90 @@ class TraceWorkload:
 
 
 @dataclass
+class TraceWorkload(ReplaySettings):
+    """Requests of a recorded trace; ``format`` is a name of ``workloads.traces.READERS``."""
+
+    kind: str = "trace"
+    name: str = "trace"
+    seed: int | None = None
+    format: str = "azure"
+
+
+@dataclass
+class ServeGenWorkload(ReplaySettings):
+    """Requests drawn from a ServeGen pool; ``rate`` scales all clients to that many requests/s, null = as recorded."""
+
+    kind: str = "servegen"
+    name: str = "servegen"
+    seed: int | None = None
+    rate: float | None = None
+
+
+@dataclass
+class LengthTableWorkload:
+    """Pairs of prompt and output length from a table (``workloads.length_table``), drawn together.
+
+    Attributes:
+        requests: how many are drawn, with repetition.
+        prompt_column, output_column, weight_column: of the csv; weight null = every row is equally likely.
+        length_scale, length_cap, output_cap: as in a replay.
+    """
+
+    kind: str = "length_table"
+    name: str = "length_table"
+    seed: int | None = None
+    path: str | None = None
+    requests: int = 24
+    prompt_column: str = "prompt_tokens"
+    output_column: str = "output_tokens"
+    weight_column: str | None = None
+    length_scale: float = 1.0
+    length_cap: int | None = None
+    output_cap: int | None = None
+
+
+@dataclass
+class SessionsWorkload:
+    """Conversations of several turns (``workloads.sessions``); each arrival starts one.
+
+    Attributes:
+        sessions: number of conversations.
+        turns: of a conversation.
+        new_tokens: what a turn adds to the prompt; output_tokens: what it asks for.
+        system_tokens: ids with which every conversation begins, all with the same.
+        think_s: seconds on average between an answer's end and the next turn (``loop: closed``), or between the due
+            times of two turns (``loop: open``); think_cv: their coefficient of variation, gamma distributed.
+        loop: ``closed`` sends a turn after the answer before it; ``open`` at a time fixed beforehand.
+        history: what stands in a prompt for the answers before it: ``answered`` (the ids that were answered, for
+            ``loop: closed``) or ``planned`` (random ids as many as were asked for, the same for every engine).
+        context_cap: a conversation ends before a turn whose prompt and answer together are longer; null = none.
+    """
+
+    kind: str = "sessions"
+    name: str = "sessions"
+    seed: int | None = None
+    sessions: int = 8
+    turns: LengthConfig = field(default_factory=LengthConfig)
+    new_tokens: LengthConfig = field(default_factory=LengthConfig)
+    output_tokens: LengthConfig = field(default_factory=LengthConfig)
+    system_tokens: int = 0
+    think_s: float = 1.0
+    think_cv: float = 1.0
+    loop: str = "closed"
+    history: str = "answered"
+    context_cap: int | None = None
+
+
+@dataclass
 class PromptsFileWorkload:
-    """Prompts of a jsonl file (``workloads.prompts_file``); ``max_new_tokens`` is for lines that give none."""
+    """Prompts of a jsonl file (``workloads.prompts_file``).
+
+    Attributes:
+        max_requests: the first ones in order of ``due_s``, or of the file where a line has none.
+        max_new_tokens: for lines that give none.
+        window_start_s, window_end_s, time_scale: of ``due_s`` as it stands; the window's start becomes 0.
+        length_cap: longer prompts are cut to their first ids; output_cap: no answer is longer.
+    """
 
     kind: str = "prompts_file"
     name: str = "prompts_file"
@@ -116,17 +197,34 @@ class PromptsFileWorkload:
     path: str | None = None
     max_requests: int | None = None
     max_new_tokens: int = 64
+    window_start_s: float = 0.0
+    window_end_s: float | None = None
+    time_scale: float = 1.0
+    length_cap: int | None = None
+    output_cap: int | None = None
 
 
 MANDATORY = "???"  # OmegaConf's mark of a value that must be given
 
-WorkloadConfig = SyntheticWorkload | NanoWorkload | StagedWorkload | TraceWorkload | PromptsFileWorkload
+WorkloadConfig = (
+    SyntheticWorkload
+    | NanoWorkload
+    | StagedWorkload
+    | TraceWorkload
+    | ServeGenWorkload
+    | LengthTableWorkload
+    | SessionsWorkload
+    | PromptsFileWorkload
+)
 
 WORKLOADS: dict[str, type] = {
     "synthetic": SyntheticWorkload,
     "nano": NanoWorkload,
     "staged": StagedWorkload,
     "trace": TraceWorkload,
+    "servegen": ServeGenWorkload,
+    "length_table": LengthTableWorkload,
+    "sessions": SessionsWorkload,
     "prompts_file": PromptsFileWorkload,
 }
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from workloads.length_rows import LengthRows, read_lengths
 from workloads.names import unknown_name
 
 
@@ -128,6 +130,27 @@ class Empirical:
 
     def sample(self, n: int, rng: random.Random) -> list[int]:
         return rng.choices(list(self.values), weights=self.weights, k=n)
+
+
+@register("table")
+@dataclass(frozen=True)
+class Table:
+    """Lengths of one ``column`` of the csv ``path``, as often as they stand there or as ``weight_column`` says."""
+
+    path: str
+    column: str
+    weight_column: str | None = None
+
+    def __post_init__(self) -> None:
+        _ = self.rows  # what is wrong with the table is found here
+
+    @functools.cached_property
+    def rows(self) -> LengthRows:
+        """The table as it was read."""
+        return read_lengths(self.path, (self.column,), self.weight_column)
+
+    def sample(self, n: int, rng: random.Random) -> list[int]:
+        return [length for (length,) in rng.choices(self.rows.lengths, cum_weights=self.rows.weights, k=n)]
 
 
 def check_bounds(low: int, high: int) -> None:

@@ -5,14 +5,18 @@ Optional keys of a line: ``max_new_tokens`` and ``due_s`` (seconds after the sta
 
 from __future__ import annotations
 
+import itertools
+import math
+from collections.abc import Sequence
 from typing import Protocol
 
 from workloads.config import PromptsFileWorkload
 from workloads.content import Content
 from workloads.prompts import Prompt
+from workloads.replay import cap, check_caps, check_scales, check_window
 from workloads.streams import stream
-from workloads.traces.mooncake import json_object
-from workloads.traces.rows import MAX_COUNT, MAX_S, TraceError, read_text
+from workloads.traces.json_lines import json_objects
+from workloads.traces.rows import MAX_COUNT, TraceError, read_text, seconds
 
 KEYS = ("prompt", "prompt_ids", "max_new_tokens", "due_s")
 
@@ -26,20 +30,19 @@ class Tokenizer(Protocol):
 def prompts_file_content(
     cfg: PromptsFileWorkload, *, vocab_size: int, seed: int, tokenizer: Tokenizer | None
 ) -> Content:
-    """The first ``max_requests`` lines in order of ``due_s`` if every line has one, else in order of the file."""
-    if cfg.max_new_tokens < 1 or (cfg.max_requests is not None and cfg.max_requests < 1):
-        raise ValueError(
-            f"workload.max_new_tokens is {cfg.max_new_tokens}, max_requests {cfg.max_requests}: give at least 1"
-        )
+    """The lines of ``cfg.path`` in order of ``due_s`` if every line has one, else in order of the file."""
+    check_scales(time_scale=cfg.time_scale)
+    check_caps(
+        max_requests=cfg.max_requests,
+        max_new_tokens=cfg.max_new_tokens,
+        length_cap=cfg.length_cap,
+        output_cap=cfg.output_cap,
+    )
+    check_window(cfg.window_start_s, cfg.window_end_s)
     source = read_text(cfg.path, "prompts file (jsonl)")
     path = source.path
     entries: list[tuple[float | None, Prompt, int]] = []
-    for line, raw in enumerate(source.text.splitlines(), start=1):
-        if not raw.strip():
-            continue
-        if cfg.max_requests is not None and len(entries) == cfg.max_requests:
-            break
-        record = json_object(raw, path, line)
+    for line, record in json_objects(source):
         for key in record:
             if key not in KEYS:
                 raise TraceError.at(path, line, key, f"only the keys {', '.join(KEYS)}", key)
@@ -47,17 +50,47 @@ def prompts_file_content(
         entries.append((_due_s(record, path, line), Prompt(ids), _max_new_tokens(record, path, line, cfg)))
     if not entries:
         raise TraceError(f"{path}: no prompts: expected at least one line")
-    recorded = None
-    if all(due is not None for due, _, _ in entries):
-        entries.sort(key=lambda entry: entry[0] or 0.0)
-        recorded = [due for due, _, _ in entries if due is not None]
+    rows, notes = len(entries), []
+    due = [each[0] for each in entries if each[0] is not None]
+    if timed := len(due) == rows:
+        if unsorted := sum(after < before for before, after in itertools.pairwise(due)):
+            notes.append(f"{path}: {unsorted} lines stand before an earlier one: sorted by due_s")
+        entries = _inside(sorted(entries, key=_due_of), cfg, path)
+    elif (cfg.window_start_s, cfg.window_end_s) != (0.0, None):
+        raise ValueError(f"{path}: a window needs due_s in every line; {len(due)} of {rows} have it")
+    elif due:
+        notes.append(f"{path}: due_s is not used: only {len(due)} of {rows} lines have it")
+    entries = entries[: cfg.max_requests]
+    cut = sum(len(prompt.ids) > (cfg.length_cap or MAX_COUNT) for _, prompt, _ in entries)
+    if cut:
+        notes.append(f"{path}: {cut} of {len(entries)} prompts are cut to their first {cfg.length_cap} ids")
     return Content(
-        prompts=[prompt for _, prompt, _ in entries],
-        max_new_tokens=[tokens for _, _, tokens in entries],
+        prompts=[Prompt(prompt.ids[: cfg.length_cap]) for _, prompt, _ in entries],
+        max_new_tokens=[cap(tokens, cfg.output_cap) for _, _, tokens in entries],
         arrival_rng=stream(seed, "arrivals"),
-        recorded_s=recorded,
-        facts={"trace_sha256": source.sha256, "trace_rows": len(entries)},
+        recorded_s=[(_due_of(each) - cfg.window_start_s) * cfg.time_scale for each in entries] if timed else None,
+        facts={"trace_sha256": source.sha256, "trace_rows": rows, "notes": notes},
     )
+
+
+def _due_of(entry: tuple[float | None, Prompt, int]) -> float:
+    if entry[0] is None:
+        raise TypeError("a line without due_s among those that have one: the caller is at fault")
+    return entry[0]
+
+
+def _inside(
+    entries: Sequence[tuple[float | None, Prompt, int]], cfg: PromptsFileWorkload, path: str
+) -> list[tuple[float | None, Prompt, int]]:
+    """The entries inside the window, its start included, its end not."""
+    end = math.inf if cfg.window_end_s is None else cfg.window_end_s
+    inside = [each for each in entries if cfg.window_start_s <= _due_of(each) < end]
+    if not inside:
+        raise ValueError(
+            f"{path}: no lines between {cfg.window_start_s} s and {cfg.window_end_s} s: the file spans "
+            f"{_due_of(entries[0]):g} to {_due_of(entries[-1]):g} s"
+        )
+    return inside
 
 
 def _prompt_ids(
@@ -94,8 +127,6 @@ def _max_new_tokens(record: dict[str, object], path: str, line: int, cfg: Prompt
 def _due_s(record: dict[str, object], path: str, line: int) -> float | None:
     if "due_s" not in record:
         return None
-    value = record["due_s"]
-    # Compared before anything is computed from it: a whole number of JSON may be too large for a float.
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= MAX_S:
-        raise TraceError.at(path, line, "due_s", f"seconds from 0 to {MAX_S:g}", value)
-    return float(value)
+    if isinstance(record["due_s"], str):
+        raise TraceError.at(path, line, "due_s", "a number of seconds", record["due_s"])
+    return seconds(record["due_s"], path, line, "due_s")

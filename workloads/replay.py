@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Collection, Sequence
 
-from workloads.config import TraceWorkload
+from workloads.config import LengthTableWorkload, ReplaySettings, TraceWorkload
 from workloads.content import Content
 from workloads.names import unknown_name
 from workloads.prompts import Prompt, allowed_ids, draw, random_prompts
 from workloads.streams import stream
-from workloads.traces import TraceRow, read_trace
-
-logger = logging.getLogger(__name__)
+from workloads.traces import Trace, TraceRow, read_trace
 
 
 def trace_content(cfg: TraceWorkload, *, vocab_size: int, seed: int, special_ids: Collection[int]) -> Content:
     """The chosen rows of ``cfg.path`` as requests; recorded times start at the window's start."""
     check(cfg)
-    trace = read_trace(cfg.path, cfg.format)
-    if trace.empty_rows:
-        logger.warning("%s: %d rows without prompt or output tokens are left out", trace.path, trace.empty_rows)
+    return replayed(read_trace(cfg.path, cfg.format), cfg, vocab_size, seed, special_ids)
+
+
+def replayed(trace: Trace, cfg: ReplaySettings, vocab_size: int, seed: int, special_ids: Collection[int]) -> Content:
+    """The rows of ``trace`` that ``cfg`` chooses, scaled and capped, with random prompts of their lengths.
+
+    Raises:
+        ValueError: there is none.
+    """
     rows = choose(trace.rows, cfg)
     if not rows:
         raise ValueError(
@@ -43,25 +46,36 @@ def trace_content(cfg: TraceWorkload, *, vocab_size: int, seed: int, special_ids
     )
 
 
-def check(cfg: TraceWorkload) -> None:
+def check(cfg: ReplaySettings) -> None:
     """ValueError for settings that mean nothing."""
     if cfg.sampling not in ("first", "spread"):
         raise unknown_name("workload.sampling", cfg.sampling, ("first", "spread"))
-    for name in ("time_scale", "length_scale"):
-        value = getattr(cfg, name)
+    check_scales(time_scale=cfg.time_scale, length_scale=cfg.length_scale)
+    check_caps(max_requests=cfg.max_requests, length_cap=cfg.length_cap, output_cap=cfg.output_cap)
+    check_window(cfg.window_start_s, cfg.window_end_s)
+
+
+def check_scales(**scales: float) -> None:
+    """ValueError for a scale, named as in the config, that is not above 0."""
+    for name, value in scales.items():
         if not (math.isfinite(value) and value > 0):
             raise ValueError(f"workload.{name} is {value}: give a number above 0")
-    for name in ("max_requests", "length_cap", "output_cap"):
-        value = getattr(cfg, name)
+
+
+def check_caps(**caps: int | None) -> None:
+    """ValueError for a limit, named as in the config, below 1."""
+    for name, value in caps.items():
         if value is not None and value < 1:
             raise ValueError(f"workload.{name} is {value}: give at least 1, or null for no limit")
-    if cfg.window_start_s < 0 or (cfg.window_end_s is not None and cfg.window_end_s <= cfg.window_start_s):
-        raise ValueError(
-            f"the window is {cfg.window_start_s} to {cfg.window_end_s} s: give 0 <= window_start_s < window_end_s"
-        )
 
 
-def choose(rows: Sequence[TraceRow], cfg: TraceWorkload) -> list[TraceRow]:
+def check_window(start_s: float, end_s: float | None) -> None:
+    """ValueError for a window that holds no time."""
+    if not 0 <= start_s < (math.inf if end_s is None else end_s):
+        raise ValueError(f"the window is {start_s} to {end_s} s: give 0 <= window_start_s < window_end_s")
+
+
+def choose(rows: Sequence[TraceRow], cfg: ReplaySettings) -> list[TraceRow]:
     """Rows inside the window (start included, end not), thinned to ``max_requests``."""
     end_ns = math.inf if cfg.window_end_s is None else cfg.window_end_s * 1e9
     inside = [r for r in rows if cfg.window_start_s * 1e9 <= r.t_ns < end_ns]
@@ -72,7 +86,7 @@ def choose(rows: Sequence[TraceRow], cfg: TraceWorkload) -> list[TraceRow]:
     return [inside[k * len(inside) // cfg.max_requests] for k in range(cfg.max_requests)]
 
 
-def scaled(tokens: int, cfg: TraceWorkload) -> int:
+def scaled(tokens: int, cfg: ReplaySettings | LengthTableWorkload) -> int:
     """``tokens`` times length_scale, rounded, at least 1."""
     return max(1, round(tokens * cfg.length_scale))
 
@@ -83,7 +97,7 @@ def cap(tokens: int, limit: int | None) -> int:
 
 
 def block_prompts(
-    rows: Sequence[TraceRow], block_tokens: int, cfg: TraceWorkload, ids: Sequence[int], seed: int
+    rows: Sequence[TraceRow], block_tokens: int, cfg: ReplaySettings, ids: Sequence[int], seed: int
 ) -> list[Prompt]:
     """Prompts made of blocks: the same hash id is the same run of ids wherever it occurs.
 

@@ -6,20 +6,35 @@ from collections.abc import Collection
 
 from workloads.config import SyntheticWorkload, make_lengths
 from workloads.content import Content
+from workloads.lengths import Table
 from workloads.prompts import SharedPrefix, allowed_ids, random_prompts
 from workloads.streams import stream
 
 
 def synthetic_content(cfg: SyntheticWorkload, *, vocab_size: int, seed: int, special_ids: Collection[int]) -> Content:
     """``cfg.requests`` requests; prompt lengths, output lengths, ids and arrivals are independent streams."""
-    if cfg.requests < 1:
-        raise ValueError(f"workload.requests is {cfg.requests}: give at least 1")
+    check_synthetic(cfg)
     prompt_tokens = make_lengths(cfg.prompt_tokens, "workload.prompt_tokens")
     output_tokens = make_lengths(cfg.output_tokens, "workload.output_tokens")
     sharing = SharedPrefix(cfg.prefix.fraction, cfg.prefix.tokens, cfg.prefix.groups)
     lengths = prompt_tokens.sample(cfg.requests, stream(seed, "prompt_lengths"))
+    tables = {
+        name: d.rows for name, d in (("prompt", prompt_tokens), ("output", output_tokens)) if isinstance(d, Table)
+    }
+    notes = [note for rows in tables.values() for note in rows.notes]
     return Content(
         prompts=random_prompts(lengths, allowed_ids(vocab_size, special_ids), seed, sharing),
         max_new_tokens=output_tokens.sample(cfg.requests, stream(seed, "output_lengths")),
         arrival_rng=stream(seed, "arrivals"),
+        facts={f"{name}_table_sha256": rows.sha256 for name, rows in tables.items()}
+        | {"notes": list(dict.fromkeys(notes))},
     )
+
+
+def check_synthetic(cfg: SyntheticWorkload) -> None:
+    """ValueError for settings that mean nothing; tables of lengths are read."""
+    if cfg.requests < 1:
+        raise ValueError(f"workload.requests is {cfg.requests}: give at least 1")
+    make_lengths(cfg.prompt_tokens, "workload.prompt_tokens")
+    make_lengths(cfg.output_tokens, "workload.output_tokens")
+    SharedPrefix(cfg.prefix.fraction, cfg.prefix.tokens, cfg.prefix.groups)

@@ -124,6 +124,7 @@ def _requests(record: RunRecord, run_id: str, o: Observations, latencies: Mappin
         "padding_prompt_tokens",
         "padding_output_tokens",
         "prefix_group",
+        "holds_answer_of",
         "planned_prompt_tokens",
         "error",
     )

@@ -66,6 +66,14 @@ def test_missing_and_unknown_settings_are_named() -> None:
 
 
 def test_every_registered_process_builds_from_its_kind() -> None:
-    settings = {"constant": {"rate": 2.0}, "poisson": {"rate": 2.0}, "closed_loop": {"concurrency": 2}}
+    settings: dict[str, dict[str, float]] = {
+        "constant": {"rate": 2.0},
+        "poisson": {"rate": 2.0},
+        "gamma": {"rate": 2.0},
+        "ramp": {"start_rate": 1.0, "end_rate": 2.0, "ramp_s": 10.0},
+        "on_off": {"on_rate": 2.0, "on_s": 1.0, "off_s": 1.0},
+        "diurnal": {"rate": 2.0},
+        "closed_loop": {"concurrency": 2},
+    }
     for kind, cls in ARRIVALS.items():
         assert type(make_arrival({"kind": kind, **settings.get(kind, {})})) is cls

@@ -6,10 +6,17 @@ from collections.abc import Callable, Mapping
 
 from workloads.names import unknown_name
 from workloads.traces.azure import read_azure
+from workloads.traces.burstgpt import read_burstgpt
 from workloads.traces.mooncake import read_mooncake
+from workloads.traces.own import read_own
 from workloads.traces.rows import Trace, TraceError, TraceRow
 
-READERS: Mapping[str, Callable[[str | None], Trace]] = {"azure": read_azure, "mooncake": read_mooncake}
+READERS: Mapping[str, Callable[[str | None], Trace]] = {
+    "azure": read_azure,
+    "burstgpt": read_burstgpt,
+    "mooncake": read_mooncake,
+    "own": read_own,
+}
 
 
 def read_trace(path: str | None, format: str) -> Trace:

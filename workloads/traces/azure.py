@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import re
 from datetime import UTC, datetime, timedelta, timezone
 
-from workloads.traces.rows import Trace, TraceError, TraceRow, count, ordered, read_text
+from workloads.traces.rows import Trace, TraceError, TraceRow, count, ordered, read_text, table
 
 COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 _STAMP = re.compile(r"(\d{4}-\d\d-\d\d)[ T](\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?(?:(Z)|([+-])(\d\d):?([0-5]\d))?")
@@ -16,28 +14,15 @@ _STAMP = re.compile(r"(\d{4}-\d\d-\d\d)[ T](\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?(?:(Z
 def read_azure(path: str | None) -> Trace:
     """Read an Azure csv; column order is free and further columns are ignored. TraceError names line and column."""
     source = read_text(path, "Azure trace (csv)")
-    lines = csv.reader(io.StringIO(source.text, newline=""))
-    header = [name.strip() for name in next(lines, [])]
-    for name in COLUMNS:
-        if name not in header:
-            raise TraceError.at(source.path, 1, name, f"a header with {','.join(COLUMNS)}", ",".join(header))
-    at = {name: header.index(name) for name in COLUMNS}
-    rows = []
-    for fields in lines:
-        line = lines.line_num
-        if not fields:
-            continue
-        for name, index in at.items():
-            if index >= len(fields):
-                raise TraceError.at(source.path, line, name, f"{len(header)} fields", ",".join(fields))
-        rows.append(
-            TraceRow(
-                t_ns=stamp_ns(fields[at["TIMESTAMP"]], source.path, line),
-                prompt_tokens=count(fields[at["ContextTokens"]], source.path, line, "ContextTokens"),
-                output_tokens=count(fields[at["GeneratedTokens"]], source.path, line, "GeneratedTokens"),
-                line=line,
-            )
+    rows = [
+        TraceRow(
+            t_ns=stamp_ns(fields["TIMESTAMP"], source.path, line),
+            prompt_tokens=count(fields["ContextTokens"], source.path, line, "ContextTokens"),
+            output_tokens=count(fields["GeneratedTokens"], source.path, line, "GeneratedTokens"),
+            line=line,
         )
+        for line, fields in table(source, COLUMNS)
+    ]
     return ordered(source, rows)
 
 

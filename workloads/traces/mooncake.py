@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import math
+from collections.abc import Mapping
 
+from workloads.traces.json_lines import json_objects
 from workloads.traces.rows import Trace, TraceError, TraceRow, count, ordered, read_text
 
 BLOCK_TOKENS = 512
@@ -15,13 +16,11 @@ MAX_MS = 1e13
 def read_mooncake(path: str | None) -> Trace:
     """Read a Mooncake jsonl file. TraceError names line and column."""
     source = read_text(path, "Mooncake trace (jsonl)")
-    lines = enumerate(source.text.splitlines(), start=1)
-    rows = [_row(raw, source.path, line) for line, raw in lines if raw.strip()]
+    rows = [_row(record, source.path, line) for line, record in json_objects(source)]
     return ordered(source, rows, block_tokens=BLOCK_TOKENS)
 
 
-def _row(raw: str, path: str, line: int) -> TraceRow:
-    record = json_object(raw, path, line)
+def _row(record: Mapping[str, object], path: str, line: int) -> TraceRow:
     for name in ("timestamp", "input_length", "output_length", "hash_ids"):
         if name not in record:
             raise TraceError.at(path, line, name, "a value", "no such key")
@@ -40,16 +39,3 @@ def _row(raw: str, path: str, line: int) -> TraceRow:
             path, line, "hash_ids", f"{blocks} ids for {prompt_tokens} tokens in blocks of {BLOCK_TOKENS}", hash_ids
         )
     return TraceRow(round(stamp * 1_000_000), prompt_tokens, output_tokens, line, tuple(hash_ids))
-
-
-def json_object(raw: str, path: str, line: int) -> dict[str, object]:
-    """The JSON object of one line; TraceError with the column (character) at which it stops being one."""
-    try:
-        record = json.loads(raw)
-    except json.JSONDecodeError as error:
-        raise TraceError(f"{path}:{line}: column {error.colno}: expected a JSON object, got {raw[:60]!r}") from None
-    except (ValueError, RecursionError):  # a number of thousands of digits, brackets nested without end
-        raise TraceError(f"{path}:{line}: column 1: expected a JSON object, got {raw[:60]!r}") from None
-    if not isinstance(record, dict):
-        raise TraceError(f"{path}:{line}: column 1: expected a JSON object, got {raw[:60]!r}")
-    return record

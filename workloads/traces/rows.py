@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import csv
 import hashlib
+import io
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,9 +50,10 @@ class Trace:
 
     Attributes:
         rows: usable rows; those with no prompt or no output token are left out and counted in ``empty_rows``.
-        unsorted_rows: rows whose time was before that of the row above them.
+        unsorted_rows: rows whose time is before that of the row above them.
         block_tokens: tokens a hash id stands for; None if the format has none.
         sha256: of the file's bytes.
+        further_notes: sentences about what else was left out.
     """
 
     path: str
@@ -59,6 +62,7 @@ class Trace:
     unsorted_rows: int
     sha256: str
     block_tokens: int | None = None
+    further_notes: tuple[str, ...] = ()
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -68,7 +72,17 @@ class Trace:
             "trace_rows": len(self.rows) + self.empty_rows,
             "trace_empty_rows_skipped": self.empty_rows,
             "trace_unsorted_rows": self.unsorted_rows,
+            "notes": self.notes,
         }
+
+    @property
+    def notes(self) -> list[str]:
+        """What was left out or put right, one sentence each."""
+        rows = len(self.rows) + self.empty_rows
+        notes = [*self.further_notes, *left_out(self.path, self.empty_rows, rows, "no prompt or no output token")]
+        if self.unsorted_rows:
+            notes.append(f"{self.path}: {self.unsorted_rows} of {rows} rows stand after a later one: sorted by time")
+        return notes
 
 
 @dataclass(frozen=True)
@@ -94,6 +108,51 @@ def read_text(path: str | None, what: str) -> SourceText:
         raise TraceError(f"cannot read {what} {path}: not UTF-8 text at byte {error.start}") from None
 
 
+def left_out(path: str, n: int, of: int, why: str) -> list[str]:
+    """The sentence that says that ``n`` of a file's rows are not used; none where all are."""
+    return [f"{path}: {n} of {of} rows are left out: {why}"] if n else []
+
+
+def seconds(value: object, path: str, line: int, column: str) -> float:
+    """Seconds from 0 to :data:`MAX_S` from a csv field or a JSON value."""
+    given = value
+    if isinstance(value, str):
+        try:
+            value = float(value)
+        except ValueError:
+            value = None
+    # Compared before anything is computed from it: a whole number of JSON may be too large for a float.
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= MAX_S:
+        raise TraceError.at(path, line, column, f"seconds from 0 to {MAX_S:g}", given)
+    return float(value)
+
+
+def table(source: SourceText, columns: Sequence[str]) -> Iterator[tuple[int, dict[str, str]]]:
+    """Lines of a csv file with a header as (line number, field by column), empty lines left out.
+
+    Column order is free and further columns are ignored.
+
+    Raises:
+        TraceError: a column is not in the header, or a line has no field for one.
+    """
+    lines = csv.reader(io.StringIO(source.text, newline=""))
+    try:
+        header = [name.strip() for name in next(lines, [])]
+        for name in columns:
+            if name not in header:
+                raise TraceError.at(source.path, 1, name, f"a header with {','.join(columns)}", ",".join(header))
+        at = {name: header.index(name) for name in columns}
+        for fields in lines:
+            if not fields:
+                continue
+            for name, index in at.items():
+                if index >= len(fields):
+                    raise TraceError.at(source.path, lines.line_num, name, f"{len(header)} fields", ",".join(fields))
+            yield lines.line_num, {name: fields[index] for name, index in at.items()}
+    except csv.Error as error:  # a field of more than 128 KiB
+        raise TraceError(f"{source.path}:{lines.line_num}: not a csv file: {error}") from None
+
+
 def count(value: object, path: str, line: int, column: str) -> int:
     """A whole number from 0 to :data:`MAX_COUNT` from a csv field or a JSON value."""
     if isinstance(value, str) and value.strip().isascii() and value.strip().isdigit() and len(value) <= 20:
@@ -103,11 +162,17 @@ def count(value: object, path: str, line: int, column: str) -> int:
     raise TraceError.at(path, line, column, f"a whole number from 0 to {MAX_COUNT}", value)
 
 
-def ordered(source: SourceText, rows: Sequence[TraceRow], block_tokens: int | None = None) -> Trace:
-    """A trace from rows with any time origin: sorted, moved to start at 0, empty ones left out and counted."""
+def ordered(
+    source: SourceText, rows: Sequence[TraceRow], block_tokens: int | None = None, origin_ns: int | None = None
+) -> Trace:
+    """A trace from rows with any time origin: sorted, moved to start at 0, empty ones left out and counted.
+
+    Args:
+        origin_ns: the time that becomes 0; None = that of the earliest row.
+    """
     if not rows:
         raise TraceError(f"{source.path}: no rows: expected at least one request")
-    origin = min(r.t_ns for r in rows)
+    origin = min(r.t_ns for r in rows) if origin_ns is None else origin_ns
     unsorted = sum(b.t_ns < a.t_ns for a, b in itertools.pairwise(rows))
     moved = sorted(
         (TraceRow(r.t_ns - origin, r.prompt_tokens, r.output_tokens, r.line, r.hash_ids) for r in rows),
