@@ -27,6 +27,7 @@ from harness.preparation import load_or_outline, warmup_of, workload_of
 from harness.record import ConfigValue, Outcome, RunRecord
 from harness.recorder import Recorder
 from harness.ticker import Ticker
+from workloads.describe import describe
 from workloads.workload import Workload
 
 SWITCH_INTERVAL_S = 0.0005
@@ -274,6 +275,7 @@ def _environment(
         "setup_sha256": provenance.setup_hash(facts),
         "config.resolved_sha256": provenance.digest({c.field: c.value for c in config}),
         "workload.spec": dict(workload.spec),
+        "workload.description": describe(workload).as_dict(),
         "workload.prompt_tokens": workload.prompt_tokens,
         "workload.prompt_ids_sha256": provenance.digest(prompts),
         "seed.torch_numpy_random": spec["measure"]["seed"],

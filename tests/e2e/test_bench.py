@@ -218,3 +218,42 @@ def test_a_wrong_name_is_one_line_and_leaves_nothing(bench, tmp_path):
     assert done.stderr.count("\n") == 1
     assert "Did you mean 'static'?" in done.stderr
     assert not list(Path(tmp_path).rglob("*.parquet"))
+
+
+def test_turns_of_sessions_find_their_answers_in_the_prefix_cache(bench, tmp_path):
+    """Whole pages of what was computed of the turn before: its prompt and its answer without the last token."""
+    done = bench(
+        "engine=ours_small", "engine.page_size=4", "engine.num_blocks=512", "workload=sessions", "workload.sessions=2",
+        "workload.think_s=0.05", "workload.system_tokens=0", "model=tiny-llama", "measure.device=cpu",
+        "measure.torch_threads=1", "measure.calibrate=false", small=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    tables = read_result(only((tmp_path / "results" / "runs").iterdir()))
+    requests = tables["requests"].set_index("request_id")
+    later = requests[requests["holds_answer_of"].notna()]
+    assert len(later) >= 2
+    for row in later.to_dict("records"):
+        before = requests.loc[row["holds_answer_of"]]
+        assert row["cached_tokens"] == (before["prompt_tokens"] + before["output_tokens"] - 1) // 4 * 4
+        assert row["prompt_tokens"] == row["planned_prompt_tokens"]
+        assert row["t_sched_s"] >= before["t_done_s"]
+    environment = dict(zip(tables["environment"]["key"], tables["environment"]["value"], strict=True))
+    assert environment["workload.unseen_answers"] == "0"
+    assert json.loads(environment["workload.description"])["prefix_reuse"]["16"] > 0.3
+
+
+def test_a_trace_with_bad_rows_says_so_and_uses_the_others(bench, tmp_path):
+    trace = tmp_path / "own.jsonl"
+    rows = [(0.2, 5, 2), (0.0, 4, 2), (0.1, 0, 3)]
+    trace.write_text("".join(f'{{"due_s": {t}, "prompt_tokens": {p}, "output_tokens": {o}}}\n' for t, p, o in rows))
+    done = bench(
+        "engine=ours_small", "workload=own_trace", f"workload.path={trace}", "model=tiny-llama", "measure.device=cpu",
+        "measure.torch_threads=1", "measure.calibrate=false", small=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert f"cb-bench: {trace}: 1 of 3 rows are left out: no prompt or no output token\n" in done.stderr
+    assert f"cb-bench: {trace}: 1 of 3 rows stand after a later one: sorted by time\n" in done.stderr
+    tables = read_result(only((tmp_path / "results" / "runs").iterdir()))
+    assert tables["requests"]["prompt_tokens"].tolist() == [4, 5]
+    environment = dict(zip(tables["environment"]["key"], tables["environment"]["value"], strict=True))
+    assert len(json.loads(environment["workload.spec"])["notes"]) == 2

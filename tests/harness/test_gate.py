@@ -19,11 +19,14 @@ from harness.sweep import combine_jobs
 
 
 def run(root: Path, job: str, engine: str, *answers: list[int] | None, status: str = "ok", **facts: object) -> None:
-    """A run folder whose requests r0, r1 … gave ``answers``; None = failed. ``facts``: workload_hash, ends, hidden."""
+    """A run folder whose requests r0, r1 … gave ``answers``; None = failed. ``facts``: workload_hash, ends, hidden,
+    turns.
+    """
     ends = facts.get("ends") or [Outcome.OK_LENGTH] * len(answers)
     requests = [
         RequestRecord(
             f"r{i}", 3, 8, t_sched_ns=0, t_submit_ns=0, t_done_ns=99,
+            holds_answer_of=facts.get("turns", {}).get(f"r{i}"),
             outcome=Outcome.ENGINE_ERROR if ids is None else end,
             chunks=[TokenChunk(n, None if facts.get("hidden") else (t,), 1) for n, t in enumerate(ids or [])],
         )
@@ -204,3 +207,21 @@ def test_the_gates_own_process_answers_or_says_why(tmp_path, specification):
         [sys.executable, "-m", "harness.gate"], input=known, capture_output=True, text=True, check=False
     )
     assert done.stdout.splitlines()[-1] == "scored: []"
+
+
+def turns(*chain: str) -> dict[str, str]:
+    """``holds_answer_of`` of requests that follow each other."""
+    return dict(zip(chain[1:], chain, strict=False))
+
+
+def test_a_turn_is_compared_only_after_equal_answers(tmp_path):
+    """r0 → r1 → r2: after another answer to r0, r1 and r2 were asked something else; r3 stands alone."""
+    session = turns("r0", "r1", "r2")
+    run(tmp_path, "0", "static", [1, 2], [3, 4], [5, 6], [7], turns=session)
+    run(tmp_path, "1", "ours", [1, 9], [8, 8], [8, 8], [7], turns=session)
+    run(tmp_path, "2", "ours", [1, 2], [3, 4], [5, 9], [7], turns=session)
+    run(tmp_path, "3", "ours", None, [8, 8], [5, 6], [7], turns=session)
+    runs, divergences, asked = judge(tmp_path, [Score(0.004, 0.01)] * 2)
+    assert runs.loc[["1", "2", "3"], "n_compared"].tolist() == [2, 4, 1]
+    assert divergences[["run_id", "request_id"]].to_numpy().tolist() == [["1", "r0"], ["2", "r2"]]
+    assert asked == [Case("r0", (1,), 9, 2), Case("r2", (5,), 9, 6, {"r1": (3, 4), "r0": (1, 2)})]
