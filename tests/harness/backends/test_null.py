@@ -65,6 +65,6 @@ def test_settings_are_read_back_and_wrong_ones_refused():
 
 def test_who_needs_weights():
     assert {name: needs_weights(name) for name in BACKENDS} == {
-        "ours": True, "transformers": True, "static": True, "openai_http": False, "null": False,
+        "ours": True, "transformers": True, "static": True, "openai_http": False, "null": False, "vllm": False,
     }  # fmt: skip
     assert NullBackend(NullSettings()).steps() == []
