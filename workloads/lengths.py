@@ -5,9 +5,9 @@ from __future__ import annotations
 import functools
 import math
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from workloads.length_rows import LengthRows, read_lengths
 from workloads.names import unknown_name
@@ -151,6 +151,13 @@ class Table:
 
     def sample(self, n: int, rng: random.Random) -> list[int]:
         return [length for (length,) in rng.choices(self.rows.lengths, cum_weights=self.rows.weights, k=n)]
+
+
+def table_facts(lengths: Mapping[str, Lengths]) -> dict[str, Any]:
+    """For ``Workload.spec``: hashes of the tables among ``lengths``, by name, and ``notes`` of what they leave out."""
+    tables = {name: each.rows for name, each in lengths.items() if isinstance(each, Table)}
+    notes = dict.fromkeys(note for rows in tables.values() for note in rows.notes)
+    return {f"{name}_table_sha256": rows.sha256 for name, rows in tables.items()} | {"notes": list(notes)}
 
 
 def check_bounds(low: int, high: int) -> None:

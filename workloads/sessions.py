@@ -8,12 +8,13 @@ the open form due times and histories are fixed beforehand.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from workloads.arrivals import check_cv, check_seconds, gamma_times
 from workloads.config import SessionsWorkload, make_lengths
 from workloads.content import Content, Turn
+from workloads.lengths import Lengths, table_facts
 from workloads.names import unknown_name
 from workloads.prompts import Prompt, allowed_ids, draw
 from workloads.replay import check_caps
@@ -38,7 +39,8 @@ def sessions_content(cfg: SessionsWorkload, *, vocab_size: int, seed: int, speci
     turns: list[Turn] = []
     outputs: list[int] = []
     closed, left_out = cfg.loop == "closed", 0
-    for session, conversation in enumerate(_conversations(cfg, ids, seed)):
+    lengths = _lengths(cfg)
+    for session, conversation in enumerate(_conversations(cfg, lengths, ids, seed)):
         history, offset_s = system, 0.0
         for k, drawn in enumerate(conversation):
             prompt = history + drawn.new
@@ -62,18 +64,28 @@ def sessions_content(cfg: SessionsWorkload, *, vocab_size: int, seed: int, speci
             history = prompt + drawn.answer
     if not prompts:
         raise ValueError(f"workload.context_cap is {cfg.context_cap}: no first turn is so short; raise it")
-    notes = [f"{left_out} turns are left out: with them a conversation is longer than {cfg.context_cap} tokens"]
-    return Content(prompts, outputs, stream(seed, "arrivals"), turns=turns, facts={"notes": notes if left_out else []})
+    facts = table_facts(lengths)
+    if left_out:
+        facts["notes"].append(
+            f"{left_out} turns are left out: with them a conversation is longer than {cfg.context_cap} tokens"
+        )
+    return Content(prompts, outputs, stream(seed, "arrivals"), turns=turns, facts=facts)
 
 
-def _conversations(cfg: SessionsWorkload, ids: Sequence[int], seed: int) -> Iterator[list[_Drawn]]:
+def _lengths(cfg: SessionsWorkload) -> dict[str, Lengths]:
+    return {
+        name: make_lengths(getattr(cfg, name), f"workload.{name}") for name in ("turns", "new_tokens", "output_tokens")
+    }
+
+
+def _conversations(
+    cfg: SessionsWorkload, lengths: Mapping[str, Lengths], ids: Sequence[int], seed: int
+) -> Iterator[list[_Drawn]]:
     """Every turn of every conversation, sent or not, so that a cap changes nothing else. Streams are independent."""
-    counts = make_lengths(cfg.turns, "workload.turns").sample(cfg.sessions, stream(seed, "turns"))
+    counts = lengths["turns"].sample(cfg.sessions, stream(seed, "turns"))
     total = sum(counts)
-    new = iter(make_lengths(cfg.new_tokens, "workload.new_tokens").sample(total, stream(seed, "prompt_lengths")))
-    output = iter(
-        make_lengths(cfg.output_tokens, "workload.output_tokens").sample(total, stream(seed, "output_lengths"))
-    )
+    new = iter(lengths["new_tokens"].sample(total, stream(seed, "prompt_lengths")))
+    output = iter(lengths["output_tokens"].sample(total, stream(seed, "output_lengths")))
     think = iter(gamma_times(total, cfg.think_s, cfg.think_cv, stream(seed, "think_times")))
     prompt_ids, answer_ids = stream(seed, "prompt_ids"), stream(seed, "answer_ids")
     for n in counts:
@@ -83,7 +95,8 @@ def _conversations(cfg: SessionsWorkload, ids: Sequence[int], seed: int) -> Iter
 
 
 def check_sessions(cfg: SessionsWorkload) -> None:
-    """ValueError for settings that mean nothing."""
+    """ValueError for settings that mean nothing; tables of lengths are read."""
+    _lengths(cfg)
     check_caps(sessions=cfg.sessions, context_cap=cfg.context_cap)
     if cfg.system_tokens < 0:
         raise ValueError(f"workload.system_tokens is {cfg.system_tokens}: give at least 0")

@@ -6,7 +6,7 @@ from collections.abc import Collection
 
 from workloads.config import SyntheticWorkload, make_lengths
 from workloads.content import Content
-from workloads.lengths import Table
+from workloads.lengths import table_facts
 from workloads.prompts import SharedPrefix, allowed_ids, random_prompts
 from workloads.streams import stream
 
@@ -18,16 +18,11 @@ def synthetic_content(cfg: SyntheticWorkload, *, vocab_size: int, seed: int, spe
     output_tokens = make_lengths(cfg.output_tokens, "workload.output_tokens")
     sharing = SharedPrefix(cfg.prefix.fraction, cfg.prefix.tokens, cfg.prefix.groups)
     lengths = prompt_tokens.sample(cfg.requests, stream(seed, "prompt_lengths"))
-    tables = {
-        name: d.rows for name, d in (("prompt", prompt_tokens), ("output", output_tokens)) if isinstance(d, Table)
-    }
-    notes = [note for rows in tables.values() for note in rows.notes]
     return Content(
         prompts=random_prompts(lengths, allowed_ids(vocab_size, special_ids), seed, sharing),
         max_new_tokens=output_tokens.sample(cfg.requests, stream(seed, "output_lengths")),
         arrival_rng=stream(seed, "arrivals"),
-        facts={f"{name}_table_sha256": rows.sha256 for name, rows in tables.items()}
-        | {"notes": list(dict.fromkeys(notes))},
+        facts=table_facts({"prompt": prompt_tokens, "output": output_tokens}),
     )
 
 

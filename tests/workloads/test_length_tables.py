@@ -10,7 +10,7 @@ import pytest
 
 from workloads import Workload, build_workload
 from workloads.build import check_sources
-from workloads.config import LengthConfig, LengthTableWorkload, SyntheticWorkload
+from workloads.config import LengthConfig, LengthTableWorkload, SessionsWorkload, SyntheticWorkload
 from workloads.sharegpt import write_length_table
 from workloads.traces import TraceError
 
@@ -65,6 +65,14 @@ def test_a_column_as_a_distribution(path: Path) -> None:
     assert drawn.count(10) / 2000 == pytest.approx(0.75, abs=0.05)
     assert w.notes == (f"{path}: 1 of 3 rows are left out: no token, or no weight",)
     assert len(w.spec["prompt_table_sha256"]) == 64
+
+
+def test_conversations_take_tables_too(path: Path) -> None:
+    lengths = LengthConfig("table", path=str(path), column="output_tokens")
+    fixed = LengthConfig("fixed", value=2)
+    w = build(SessionsWorkload(sessions=40, turns=fixed, new_tokens=fixed, output_tokens=lengths))
+    assert {r.max_new_tokens for r in w.requests} == {1, 5, 20}
+    assert len(w.spec["output_tokens_table_sha256"]) == 64
 
 
 def test_sharegpt_becomes_a_table(tmp_path: Path) -> None:
