@@ -12,13 +12,14 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, fields, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import hydra
+from hydra._internal.core_plugins.basic_launcher import BasicLauncher
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -34,10 +35,13 @@ from harness.blocks import Place
 from harness.check import check_engines
 from harness.config import config_hash, group_options, plain
 from harness.errors import explain_config_error, one_line
+from harness.estimate import PlannedRun, history, listing
 from harness.expand import PlannedJob, check_files, checked, dotted_keys, expand, shown_overrides
+from harness.gpus import VISIBLE, gpu_count, host_locks, own_gpu, visible_gpus
 from harness.job import Job, run_job
 from harness.launch import launch
 from harness.manifest import JobState
+from harness.resume import remaining, unfinished_sweep
 from harness.sweep import arm, check_unused, combine_jobs, failed_lines, kept_line
 
 CONFIG_PATH = "pkg://sweeps"
@@ -46,6 +50,8 @@ EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
 
 # Flags with which Hydra shows something instead of running, and those that take a value.
 _SHOWING = ("--help", "-h", "--hydra-help", "--version", "--cfg", "-c", "--info", "-i", "--shell-completion", "-sc")
+# What other tools call these settings.
+_SPELLINGS = {"--dry-run": "dry_run=true", "--resume": "resume=true"}
 _WITH_VALUE = ("--cfg", "-c", "--package", "-p", "--config-path", "-cp", "--config-name", "-cn", "--config-dir", "-cd")
 
 
@@ -57,6 +63,7 @@ class Plan:
         overrides: of ``arguments``, those that compose the config.
         configs: of every job that is known beforehand, the first one at least.
         jobs: of a sweep, in order; () for a single run, and where a sweeper decides as it goes.
+        resumed: whether it goes on with what ``directory`` holds.
     """
 
     multirun: bool
@@ -66,11 +73,12 @@ class Plan:
     overrides: tuple[str, ...]
     configs: tuple[Mapping[str, Any], ...]
     jobs: tuple[PlannedJob, ...] = ()
+    resumed: bool = False
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run ``cb-bench`` and return its exit code: 0 ok, 1 a run failed, 2 wrong command or config, 130 interrupted."""
-    arguments = [_quote_null(a) for a in (sys.argv[1:] if argv is None else argv)]
+    arguments = [_quote_null(_SPELLINGS.get(a, a)) for a in (sys.argv[1:] if argv is None else argv)]
     full_error = os.environ.get("HYDRA_FULL_ERROR") == "1"
     plan: Plan | None = None
     try:
@@ -79,10 +87,20 @@ def main(argv: Sequence[str] | None = None) -> int:
                 _hydra_main(arguments)
                 return 0
             plan = make_plan(arguments)
-            check_unused(plan.directory)
+            if not plan.resumed:
+                check_unused(plan.directory)
             for line in check_engines(plan.configs):
                 print(f"cb-bench: will fail: {line}", file=sys.stderr)
             plan = _pinned(plan)
+            finished = len(plan.jobs)
+            if plan.resumed:
+                plan = replace(plan, jobs=remaining(plan.directory, plan.jobs))
+            finished -= len(plan.jobs)
+            if plan.configs[0]["dry_run"]:
+                _list(plan, finished)
+                return 0
+            if finished:
+                print(f"going on with {_shown(plan.directory)}: {finished} runs are measured, {len(plan.jobs)} to go")
             _prepare(plan)
             try:
                 _run(plan)
@@ -136,6 +154,10 @@ def make_plan(arguments: Sequence[str]) -> Plan:
         added.append(_not_in_names(fixed))
     key = "hydra.sweep.dir" if multirun else "hydra.run.dir"
     directory = Path(OmegaConf.select(config, key)).absolute()
+    if values["resume"]:
+        if not multirun:
+            raise ValueError("resume=true goes on with a sweep; a single run is measured anew: leave resume away")
+        directory = unfinished_sweep(directory, named=any(o.key_or_group == key for o in parsed))
     added.append(f"{key}='{directory}'")
     if multirun and not any(f in ("-m", "--multirun") for f in flags):
         flags = ["-m", *flags]
@@ -151,7 +173,9 @@ def make_plan(arguments: Sequence[str]) -> Plan:
     # Sampled tokens differ between engines by right: nothing to compare then.
     reference = None if values["generation"]["do_sample"] else values["measure"]["reference_engine"]
     arguments = (*flags, *overrides, *added)
-    return Plan(multirun, directory, reference, arguments, complete, configs, tuple(jobs or ()))
+    if values["resume"] and not jobs:
+        raise ValueError("resume=true needs a sweep whose jobs are known: this sweeper decides as it goes")
+    return Plan(multirun, directory, reference, arguments, complete, configs, tuple(jobs or ()), values["resume"])
 
 
 _NOT_IN_NAMES = "hydra.job.config.override_dirname.exclude_keys="
@@ -223,8 +247,6 @@ def _refuse_mistaken(arguments: Sequence[str]) -> None:
     """
     for argument in arguments:
         key, _, value = argument.partition("=")
-        if key.lstrip("+-") == "resume":
-            raise ValueError("there is no resume yet: start what is missing as a new run or sweep")
         if key == "model" and ("/" in value or value.endswith(".gguf")):
             raise ValueError(
                 f"model= chooses a shipped preset; for a folder, a .gguf file or a hub id write model.name={value}"
@@ -272,12 +294,26 @@ def _task(config: DictConfig) -> str:
         directory=directory,
         root=root,
         overrides=shown_overrides(h.overrides.task),
-        number=int(h.job.num) if multirun else None,
+        number=_number(h, values["experiment"]) if multirun else None,
         arm=arm(values, choices, values["experiment"]["variable"]),
         stamp=datetime.now(UTC).strftime("%Y%m%dT%H%M%S"),
         place=_place(values["experiment"]),
     )
-    return run_job(job)
+    with _gpu_of(h, values["measure"]["device"]):
+        return run_job(job)
+
+
+def _number(h: Any, experiment: Mapping[str, Any]) -> int:
+    """The planned number; a launcher counts only what it was given, and a sweeper of its own plans nothing."""
+    return int(h.job.num if experiment["number"] is None else experiment["number"])
+
+
+def _gpu_of(h: Any, device: str) -> AbstractContextManager[str | None]:
+    """A GPU of its own for a job beside which others may run; nothing where jobs run one by one or name a device."""
+    alone = h.mode != RunMode.MULTIRUN or str(h.launcher._target_).endswith(f".{BasicLauncher.__name__}")
+    if alone or device not in ("auto", "cuda"):
+        return nullcontext()
+    return own_gpu(int(h.job.num), visible_gpus(os.environ.get(VISIBLE), gpu_count), host_locks())
 
 
 def _place(experiment: Mapping[str, Any]) -> Place | None:
@@ -289,13 +325,26 @@ def _place(experiment: Mapping[str, Any]) -> Place | None:
 def _run(plan: Plan) -> None:
     """Planned jobs in the planned order; a single run, or jobs that a sweeper chooses as it goes, by Hydra's own."""
     if not plan.jobs:
-        _hydra_main(plan.arguments)
+        if not plan.resumed:  # where all runs are measured already there is nothing to launch
+            _hydra_main(plan.arguments)
         return
     with _initialised():
         running = GlobalHydra.instance().hydra
         assert running is not None  # _initialised made it
         # What hydra.main decorated: a launcher's worker calls it with a config that is composed already.
         launch(running, CONFIG_NAME, plan.overrides, [job.arguments for job in plan.jobs], _task.__wrapped__)
+
+
+def _list(plan: Plan, finished: int) -> None:
+    """Say what would run, how long it may take and where it would be written."""
+    if plan.multirun and not plan.jobs and not plan.resumed:
+        raise ValueError("dry_run=true cannot list a sweep whose sweeper decides as it goes")
+    runs = [PlannedRun(job.name, job.config) for job in plan.jobs]
+    if not plan.multirun:
+        runs = [PlannedRun(plan.directory.name, plan.configs[0])] * plan.configs[0]["measure"]["repeats"]
+    for line in listing(runs, history(Path(plan.configs[0]["results_dir"])), finished):
+        print(line)
+    print(f"nothing was run; results would go to {_shown(plan.directory)}")
 
 
 def _hydra_main(arguments: Sequence[str]) -> None:

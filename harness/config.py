@@ -194,6 +194,7 @@ class ExperimentConfig:
     position: int | None = None
     arm: int | None = None
     replica: int | None = None
+    number: int | None = None
 
 
 @dataclass
@@ -210,6 +211,8 @@ class BenchConfig:
     experiment: ExperimentConfig = field(default_factory=ExperimentConfig)
     mode: str = MISSING
     allow_factorial: bool = MISSING
+    dry_run: bool = MISSING
+    resume: bool = MISSING
     results_dir: str = MISSING
 
 
@@ -217,7 +220,7 @@ MODES = ("auto", "pinned")
 """Whether settings that follow from the variable may move with it, or are frozen to the baseline's resolved values."""
 
 # How a sweep is laid out, which no single run can see. A pinned setting stands in the engine's group.
-_UNMEASURED = frozenset(("hydra", "results_dir", "experiment", "slo", "mode", "allow_factorial"))
+_UNMEASURED = frozenset(("hydra", "results_dir", "experiment", "slo", "mode", "allow_factorial", "dry_run", "resume"))
 
 
 def config_hash(config: Mapping[str, Any]) -> str:

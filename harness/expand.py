@@ -120,21 +120,24 @@ def _job(arm: _Arm, is_baseline: bool, number: int, place: Place) -> PlannedJob:
     with open_dict(config):
         config.hydra.job.num = number
         config.hydra.job.id = str(number)
-    placed = tuple(f"experiment.{name}={getattr(place, name)}" for name in _PLACE)
+    name = str(Path(OmegaConf.select(config, "hydra.sweep.subdir")))
+    placed = tuple(f"experiment.{key}={getattr(place, key)}" for key in _PLACE)
+    # Stated, because a launcher numbers what it is given: of a resumed sweep only what is left.
+    stated = (f"experiment.number={number}", f"hydra.sweep.subdir='{name}'")
     return PlannedJob(
-        name=str(Path(OmegaConf.select(config, "hydra.sweep.subdir"))),
+        name=name,
         overrides=shown_overrides(config.hydra.overrides.task),
         config=arm.values,
         place=place,
         is_baseline=is_baseline,
-        arguments=(*arm.overrides, *placed),
+        arguments=(*arm.overrides, *placed, *stated),
     )
 
 
 def shown_overrides(task: Sequence[str]) -> tuple[str, ...]:
-    """Overrides of a job without those that the command wrote itself."""
-    own = tuple(f"experiment.{name}=" for name in ("variable", *_PLACE))
-    return tuple(o for o in task if not o.startswith(own))
+    """Overrides of a job without those that the command wrote itself, or that only say how it is started."""
+    own = tuple(f"experiment.{name}=" for name in ("variable", "number", *_PLACE))
+    return tuple(o for o in task if not o.startswith((*own, "resume=", "dry_run=")))
 
 
 def checked(config: DictConfig) -> dict[str, Any]:

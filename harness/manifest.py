@@ -6,7 +6,7 @@ import errno
 import json
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -63,18 +63,37 @@ def append(directory: Path, state: JobState) -> None:
 
 def latest(directory: Path) -> list[JobState]:
     """The last state of each job, in the order in which the jobs first appeared; [] without a manifest."""
+    states: dict[str, JobState] = {}
+    for state in _states(directory):
+        states[state.job] = state
+    return list(states.values())
+
+
+def _states(directory: Path) -> Iterator[JobState]:
+    """Every line, in order."""
     path = directory / FILE
     if not path.is_file():
-        return []
-    states: dict[str, JobState] = {}
+        return
     for line in path.read_text().splitlines():
         try:
             fields = json.loads(line)
         except json.JSONDecodeError:  # a line cut off by a full disk or a crash: its job is read from its other lines
             continue
         fields["overrides"] = tuple(fields["overrides"])
-        states[fields["job"]] = JobState(**fields)
-    return list(states.values())
+        yield JobState(**fields)
+
+
+def durations(directory: Path) -> list[tuple[JobState, float]]:
+    """Jobs that ended well with the seconds from their last start to their end; [] without a manifest."""
+    started: dict[str, JobState] = {}
+    found = []
+    for state in _states(directory):
+        if state.state == "running":
+            started[state.job] = state
+        elif state.state == "ok" and state.job in started:
+            began, ended = (datetime.fromisoformat(s.time) for s in (started[state.job], state))
+            found.append((state, (ended - began).total_seconds()))
+    return found
 
 
 def tally(states: Sequence[JobState]) -> str:

@@ -1,0 +1,170 @@
+"""Resume and dry run: which runs are left, how long they may take, and that neither loses what was measured."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+import pytest
+
+from harness import manifest
+from harness.app import main, make_plan
+from harness.config import config_hash
+from harness.estimate import History, PlannedRun, estimate, listing
+from harness.manifest import JobState
+from harness.resume import remaining, unfinished_sweep
+
+SWEEP = ["-m", "engine='null'", "model=tiny-llama", "engine.ttft_ms=10,20,30", "measure.repeats=2"]
+
+
+@pytest.fixture(autouse=True)
+def in_empty_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def states(jobs, **state_of):
+    """Lines of a manifest in which the jobs with these numbers are in these states, all others planned."""
+    named = {int(key[1:]): state for key, state in state_of.items()}
+    return [
+        JobState(
+            job.name, config_hash(job.config), job.overrides, named.get(number, "planned"), manifest.now(), None,
+            job.place.block, job.place.position,
+        )
+        for number, job in enumerate(jobs)
+    ]  # fmt: skip
+
+
+def write(folder, lines):
+    folder.mkdir(parents=True)
+    for line in lines:
+        manifest.append(folder, line)
+
+
+def test_measured_runs_are_kept_and_failed_ones_made_again(tmp_path):
+    jobs = make_plan(SWEEP).jobs
+    assert len(jobs) == 6
+    write(tmp_path / "s", states(jobs, _0="ok", _1="failed", _2="ok", _3="interrupted", _4="running"))
+    left = remaining(tmp_path / "s", jobs)
+    assert [job.name for job in left] == [jobs[k].name for k in (1, 3, 4, 5)]
+    # a launcher numbers only what it is given: number and folder are stated
+    assert "experiment.number=3" in left[1].arguments
+    assert f"hydra.sweep.subdir='{jobs[3].name}'" in left[1].arguments
+
+
+def test_an_arm_more_adds_only_its_runs(tmp_path):
+    few = make_plan(["-m", "engine='null'", "model=tiny-llama", "engine.ttft_ms=10,20"]).jobs
+    write(tmp_path / "s", states(few, _0="ok", _1="ok"))
+    more = make_plan(["-m", "engine='null'", "model=tiny-llama", "engine.ttft_ms=10,20,30"]).jobs
+    assert ["engine.ttft_ms=30" in job.overrides for job in remaining(tmp_path / "s", more)] == [True]
+
+
+def test_the_same_config_in_two_blocks_counts_twice(tmp_path):
+    jobs = make_plan(SWEEP).jobs
+    only = [j for j in jobs if j.place.block == 0]
+    write(tmp_path / "s", [s for s in states(jobs, _0="ok", _1="ok", _2="ok") if s.state == "ok"])
+    assert {j.place.block for j in remaining(tmp_path / "s", jobs)} == {1}
+    assert len(only) == 3
+
+
+def test_another_order_of_blocks_is_not_mixed_in(tmp_path):
+    jobs = make_plan(SWEEP).jobs
+    lines = [
+        JobState(**{**asdict(s), "overrides": s.overrides, "block": 5})
+        for s in states(jobs, _0="ok")
+        if s.state == "ok"
+    ]
+    write(tmp_path / "s", lines)
+    with pytest.raises(ValueError, match="was planned otherwise"):
+        remaining(tmp_path / "s", jobs)
+
+
+def test_the_newest_sweep_is_meant_unless_one_is_named(tmp_path):
+    for stamp in ("20260101T000000", "20260102T000000"):
+        write(tmp_path / stamp, states(make_plan(SWEEP).jobs))
+    (tmp_path / "20260103T000000").mkdir()  # nothing was planned in it
+    assert unfinished_sweep(tmp_path / "20270101T000000", named=False).name == "20260102T000000"
+    assert unfinished_sweep(tmp_path / "20260101T000000", named=True).name == "20260101T000000"
+    with pytest.raises(ValueError, match="holds no sweep to go on with"):
+        unfinished_sweep(tmp_path / "20260103T000000", named=True)
+    with pytest.raises(ValueError, match="no earlier sweep in"):
+        unfinished_sweep(tmp_path / "none" / "x", named=False)
+
+
+@pytest.mark.parametrize(
+    "command, expected",
+    [
+        (["engine='null'", "resume=true"], "resume=true goes on with a sweep"),
+        ([*SWEEP, "--resume"], "no earlier sweep in"),
+        ([*SWEEP, "resume=true", "hydra.sweep.dir=gone"], "holds no sweep to go on with"),
+        ([*SWEEP, "resume=perhaps"], "resume"),
+    ],
+)
+def test_what_cannot_be_resumed_is_one_line(command, expected, capsys, tmp_path):
+    assert main(command) == 2
+    err = capsys.readouterr().err
+    assert expected in err
+    assert err.count("\n") == 1
+    assert not list(tmp_path.rglob("*.jsonl"))
+
+
+def test_durations_are_from_the_last_start_to_the_end(tmp_path):
+    def line(state, second):
+        return JobState("a", "h", (), state, f"2026-01-01T00:00:{second:02d}+00:00")
+
+    write(
+        tmp_path / "s", [line("planned", 0), line("running", 1), line("failed", 3), line("running", 10), line("ok", 40)]
+    )
+    assert [(s.config_hash, seconds) for s, seconds in manifest.durations(tmp_path / "s")] == [("h", 30.0)]
+    assert manifest.durations(tmp_path) == []
+
+
+def test_minutes_come_from_the_same_config_then_from_alike_ones_then_from_the_arrivals():
+    plan = make_plan(["-m", "engine='null'", "model=tiny-llama", "engine.ttft_ms=10,20,30", "arrival=constant"])
+    first, second, third = (job.config for job in plan.jobs)
+    kind = ("null", "tiny-llama", "quickstart")
+    known = History({config_hash(first): [60.0, 90.0, 600.0]}, {kind: [120.0]})
+    assert (estimate(first, known).seconds, estimate(first, known).is_floor) == (90.0, False)
+    assert (estimate(second, known).seconds, estimate(second, known).basis) == (
+        120.0,
+        "same engine, model, workload, 1 earlier run",
+    )
+    bare = estimate(third, History({}, {}))
+    assert (bare.seconds, bare.is_floor) == (23 / 2, True)  # 24 requests, two a second, the first at 0
+    lines = listing([PlannedRun(j.name, j.config) for j in plan.jobs], known, finished=2)
+    assert "1.5 min" in lines[0]
+    assert lines[-1] == "3 runs of 3 configs (2 more are measured already): about 5.5 minutes one after the other"
+
+
+def test_times_of_a_trace_are_not_guessed():
+    config = make_plan(["engine='null'", "workload=shared_prefix", "arrival=as_recorded"]).configs[0]
+    found = estimate(config, History({}, {}))
+    assert (found.seconds, found.basis) == (None, "never measured here")
+    assert "? min" in listing([PlannedRun("x", config)], History({}, {}))[0]
+
+
+@pytest.mark.parametrize("spelling", ["dry_run=true", "--dry-run"])
+def test_a_dry_run_lists_and_writes_nothing(spelling, capsys, tmp_path):
+    assert main([*SWEEP, spelling]) == 0
+    out = capsys.readouterr().out
+    assert out.count("engine.ttft_ms=") == 6
+    assert "6 runs of 3 configs" in out
+    assert "nothing was run; results would go to results/sweeps/engine.ttft_ms/" in out
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_dry_run_of_a_resumed_sweep_lists_what_is_left(capsys, tmp_path):
+    jobs = make_plan(SWEEP).jobs
+    folder = tmp_path / "results" / "sweeps" / "engine.ttft_ms" / "20260101T000000"
+    write(folder, states(jobs, _0="ok", _1="ok"))
+    before = (folder / manifest.FILE).read_text()
+    assert main([*SWEEP, "resume=true", "dry_run=true"]) == 0
+    out = capsys.readouterr().out
+    assert "4 runs of 3 configs (2 more are measured already)" in out
+    assert jobs[0].name not in out
+    assert (folder / manifest.FILE).read_text() == before
+
+
+def test_what_only_says_how_a_command_is_started_is_not_in_its_record():
+    plan = make_plan([*SWEEP, "dry_run=true"])
+    assert not any("dry_run" in o for job in plan.jobs for o in job.overrides)
+    assert [config_hash(j.config) for j in plan.jobs] == [config_hash(j.config) for j in make_plan(SWEEP).jobs]
