@@ -118,7 +118,9 @@ def _failures(arm: Arm) -> str:
 
 
 def _remarks(results: Results, arms: list[Arm]) -> list[str]:
+    from harness.report.completeness import missing_notes
     from harness.report.memory import ledger_sentences
+    from harness.report.saturation import knee_sentences
     from harness.report.slo import slo_sentences
     from harness.report.validity import PERCENTILES, validity_notes
 
@@ -126,5 +128,7 @@ def _remarks(results: Results, arms: list[Arm]) -> list[str]:
     shown = {metric: name for metric, name in PERCENTILES.items() if metric in _LATENCIES}
     if any(len(a.measured) > 1 for a in arms):
         lines.append("Medians over repeats, range in brackets; ratios are geometric means over pairs of equal repeats.")
-    lines += [*slo_sentences(arms), *ledger_sentences(results, arms)]
-    return lines + [f"! {note}" for note in (*validity_notes(results, arms, shown), *results.notes)]
+    lines += [*knee_sentences(arms), *slo_sentences(arms), *ledger_sentences(results, arms)]
+    return lines + [
+        f"! {note}" for note in (*missing_notes(results, arms), *validity_notes(results, arms, shown), *results.notes)
+    ]

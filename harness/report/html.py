@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from pathlib import Path
 
@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 from harness.analysis.comparison import Finding
 from harness.report import plots
 from harness.report.arms import Arm, by_facet, group_arms, memory_metric
+from harness.report.completeness import missing_notes
 from harness.report.evidence import (
     divergences_section,
     failures_section,
@@ -21,11 +22,12 @@ from harness.report.evidence import (
     settings_section,
 )
 from harness.report.headline import headlines
-from harness.report.memory import ledger_section
+from harness.report.memory import ledger_lines, ledger_section
 from harness.report.page import page, section
 from harness.report.plots.figure import series_colours
 from harness.report.read import Results, facts, read_results
 from harness.report.results_table import MEMORY_HEADINGS, METRIC_HEADINGS, results_table
+from harness.report.saturation import VARIABLE, knee_sentences, saturation_section
 from harness.report.slo import slo_section, slo_sentences
 from harness.report.slowest import slowest_section
 from harness.report.validity import validity_notes
@@ -34,6 +36,8 @@ from harness.report.verdicts import compare_arms
 FILE = "report.html"
 _STAMP = re.compile(r"\d{8}T\d{6}-")  # run ids begin with the time of their job
 _TIMELINES = 6  # runs shown over time: the first repeat of so many arms
+_GANTTS = 2  # those of them whose requests are shown one by one
+_CROWDED = 12  # comparisons of their own from which on only the first ones get distributions
 
 
 def write_report(directory: Path | str) -> Path:
@@ -54,6 +58,7 @@ def write_report(directory: Path | str) -> Path:
         [
             _head(title, results, arms, findings),
             section("Results", results_table(results, arms, findings)),
+            saturation_section(arms),
             slo_section(results, arms),
             *_plot_sections(results, arms),
             slowest_section(results, arms),
@@ -93,9 +98,9 @@ def _head(title: str, results: Results, arms: Sequence[Arm], findings: Sequence[
     n = len(runs)
     facts_line.append(f"{n} run{'s' if n != 1 else ''} in {len(arms)} arm{'s' if len(arms) != 1 else ''}")
     parts.append(f'<p class="soft">{" · ".join(facts_line)}</p>')
-    said = (*headlines(arms, findings), *slo_sentences(arms))
+    said = (*knee_sentences(arms), *headlines(arms, findings), *slo_sentences(arms))
     parts += [f'<p class="headline">{escape(sentence)}</p>' for sentence in said]
-    notes = [*validity_notes(results, arms), *results.notes]
+    notes = [*missing_notes(results, arms), *validity_notes(results, arms), *results.notes]
     if notes:
         items = "".join(f"<li>{escape(note)}</li>" for note in notes)
         parts.append(f'<div class="notes"><strong>Before you believe the numbers</strong><ul>{items}</ul></div>')
@@ -118,9 +123,12 @@ def _plot_sections(results: Results, arms: Sequence[Arm]) -> Iterator[str]:
     against = [(f"{m}-vs-variable", headings[m], plots.metric_vs_variable(arms, m)) for m in metrics]
     yield figures("Against the variable", against, "")
     bars = [(_name("throughput", f), f, plots.throughput_bars(members, colours)) for f, members in facets.items()]
+    yield figures("Against the offered rate", _loads(facets), "")
     yield figures("Throughput", bars, "No run ended well, so there is no throughput to draw.")
+    trades = [(_name("pareto", f), f, plots.pareto(members)) for f, members in facets.items()]
+    yield figures("Throughput against latency", trades[:_CROWDED], "")
     latencies = []
-    for facet, members in facets.items():
+    for facet, members in list(facets.items())[:_CROWDED]:
         heads = (f"{facet} · TTFT" if facet else "TTFT", f"{facet} · ITL" if facet else "ITL")
         latencies.append((_name("ttft-cdf", facet), heads[0], plots.ttft_cdf(results, members, colours)))
         latencies.append((_name("itl-cdf", facet), heads[1], plots.itl_cdf(results, members, colours)))
@@ -128,19 +136,32 @@ def _plot_sections(results: Results, arms: Sequence[Arm]) -> Iterator[str]:
         "Latency distributions", latencies, "No latencies: no answered request, or no readable table of them."
     )
     yield figures("Padding", [("padding", "", plots.padding_bars(arms))], "")
+    yield figures("Memory by part", [("memory-ledger", "", plots.ledger_bars(*ledger_lines(results, arms)))], "")
     yield figures("Over time", _timelines(results, arms), "Neither a step log nor request times were recorded.")
 
 
 def _timelines(results: Results, arms: Sequence[Arm]) -> list[tuple[str, str, tuple[Figure, str] | None]]:
     drawn = []
-    for arm in [a for a in arms if len(a.measured)][:_TIMELINES]:
+    for k, arm in enumerate([a for a in arms if len(a.measured)][:_TIMELINES]):
         row = arm.measured.iloc[0]
         run_id = str(row["run_id"])
-        drawing = plots.step_timeline(results.of_run("steps", run_id))
-        if drawing is None:
-            drawing = plots.request_gantt(results.of_run("requests", run_id))
+        steps = plots.step_timeline(results.of_run("steps", run_id))
         head = arm.label if len(arm.measured) == 1 else f"{arm.label}, first of {len(arm.measured)} repeats"
-        drawn.append((_name("timeline", arm.label), head, drawing))
+        if steps is not None:
+            drawn.append((_name("timeline", arm.label), head, steps))
+        if steps is None or k < _GANTTS:
+            gantt = plots.request_gantt(results.of_run("requests", run_id))
+            drawn.append((_name("requests", arm.label), f"{head}: requests", gantt))
+    return drawn
+
+
+def _loads(facets: Mapping[str, Sequence[Arm]]) -> list[tuple[str, str, tuple[Figure, str] | None]]:
+    drawn = []
+    for facet, members in facets.items():
+        for engine in dict.fromkeys(a.engine for a in members if a.variable == VARIABLE):
+            head = " · ".join(part for part in (facet, engine) if part)
+            own = [a for a in members if a.engine == engine and not a.is_replica]
+            drawn.append((_name("rate", head), head, plots.latency_vs_rate(own)))
     return drawn
 
 

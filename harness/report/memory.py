@@ -13,6 +13,7 @@ from harness.report.quantity import UNKNOWN, memory
 from harness.report.read import Results
 
 _DERIVED = (PLANNED, RESIDUAL, OUTSIDE)
+_NOT_PLANNED = ("peak_", "free_", "host_", "pinned_")
 
 
 def ledger_sentences(results: Results, arms: Sequence[Arm]) -> list[str]:
@@ -52,6 +53,21 @@ def ledger_section(results: Results, arms: Sequence[Arm]) -> str:
         "its own allocator exactly; NVML is sampled and covers everything, so short peaks may be missing from it.</p>",
         text_table(["line", *ledgers], rows),
     )
+
+
+def ledger_lines(results: Results, arms: Sequence[Arm]) -> tuple[dict[str, dict[str, int]], dict[str, int]]:
+    """By arm, the engine's own lines on the model's device in bytes; and what the allocator held at its peak."""
+    lines, peaks = {}, {}
+    for arm in arms:
+        if arm.is_replica:
+            continue
+        ledger = _ledger(results, arm)
+        own = {n: v for n, v in ledger.items() if n not in _DERIVED and not n.startswith(_NOT_PLANNED) and v}
+        if own:
+            lines[arm.label] = own
+            if peak := ledger.get("peak_gpu_allocated_bytes"):
+                peaks[arm.label] = peak
+    return lines, peaks
 
 
 def _ledger(results: Results, arm: Arm) -> Mapping[str, int | None]:

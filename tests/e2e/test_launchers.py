@@ -1,4 +1,4 @@
-"""Jobs of a sweep side by side: every launcher that is installed really runs one, Slurm by a stand-in of its commands."""
+"""Jobs of a sweep side by side: each installed launcher really runs two, Slurm's by stand-ins of its commands."""
 
 from __future__ import annotations
 

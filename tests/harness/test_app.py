@@ -5,15 +5,12 @@ from __future__ import annotations
 import os
 import re
 import signal
-from pathlib import Path
 
 import pytest
 
 from harness import app, manifest
 from harness.app import main, make_plan, split_arguments
 from harness.manifest import JobState
-
-EXPERIMENTS = sorted(p.stem for p in Path(__file__).parents[2].glob("sweeps/experiment/*.yaml"))
 
 
 @pytest.fixture(autouse=True)
@@ -100,13 +97,12 @@ def test_sweep_from_the_command_line_states_its_variable(in_empty_folder):
     assert "experiment.variable='engine.max_batch_tokens'" in plan.arguments
 
 
-@pytest.mark.parametrize("name", EXPERIMENTS)
 @pytest.mark.parametrize("flags", [[], ["-m"]])
-def test_an_experiment_is_a_sweep_by_itself(name, flags, in_empty_folder):
-    plan = make_plan([*flags, f"experiment={name}"])
+def test_an_experiment_is_a_sweep_by_itself(flags, in_empty_folder):
+    plan = make_plan([*flags, "experiment=max_batch_tokens"])
     assert plan.multirun
     assert "-m" in plan.arguments
-    assert plan.directory.parent == in_empty_folder / "results" / "sweeps" / name
+    assert plan.directory.parent == in_empty_folder / "results" / "sweeps" / "max_batch_tokens"
 
 
 def test_sampled_tokens_are_not_compared():
@@ -140,7 +136,7 @@ def test_show_config_and_help(capfd):
     assert stop.value.code == 0
     shown = capfd.readouterr().out
     assert "cb-bench -m experiment=max_batch_tokens" in shown
-    assert re.search(r"engine: .*\bours, ours_small, ", shown)
+    assert re.search(r"engine: .*\bours, ours_base, ", shown)
     assert "_schema" not in shown
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from harness.report.plots.figure import Plot, save
 from harness.report.plots.latency_cdf import itl_cdf, ttft_cdf
+from harness.report.plots.ledger import ledger_bars
+from harness.report.plots.load import latency_vs_rate, pareto
 from harness.report.plots.padding import padding_bars
 from harness.report.plots.throughput import throughput_bars
 from harness.report.plots.timeline import request_gantt, step_timeline
@@ -12,8 +14,11 @@ from harness.report.plots.variable import metric_vs_variable
 __all__ = [
     "Plot",
     "itl_cdf",
+    "latency_vs_rate",
+    "ledger_bars",
     "metric_vs_variable",
     "padding_bars",
+    "pareto",
     "request_gantt",
     "save",
     "step_timeline",

@@ -13,6 +13,7 @@ import pytest
 
 from harness.metrics import compute_tables
 from harness.record import ConfigValue, Outcome, RequestRecord, RunRecord, TokenChunk
+from harness.slo import Slo
 from harness.store import write_result
 from harness.tables import TABLES
 
@@ -29,15 +30,18 @@ def make_record(
     failed_requests: int = 0,
     config: Mapping[str, Any] | None = None,
     steps: bool = True,
+    gap_ms: float = 4.0,
+    wait_ms: float = 3.0,
     **identity: Any,
 ) -> RunRecord:
-    """A finished run of ``n`` requests; larger ``speed`` is faster."""
+    """A finished run of ``n`` requests, one every ``gap_ms``, each waiting ``wait_ms`` longer than the one before;
+    larger ``speed`` is faster."""
     rng = np.random.default_rng(abs(hash_of(run_id)))
     step_ms = _STEP_MS[engine] / speed
     requests = []
     for i in range(n):
-        due = 0 if engine == "static" else int(i * 4e6)
-        first = due + int((60 + 3 * i + rng.gamma(2, 8)) * 1e6 / speed)
+        due = 0 if engine == "static" else int(i * gap_ms * 1e6)
+        first = due + int((60 + wait_ms * i + rng.gamma(2, 8)) * 1e6 / speed)
         gaps = rng.gamma(20, step_ms / 20, size=8 + int(rng.integers(0, 24)))
         gaps[rng.random(len(gaps)) < 0.05] *= 6
         times = [first, *(first + np.cumsum(gaps * 1e6).astype(int)).tolist()]
@@ -159,6 +163,26 @@ def numeric_sweep() -> list[RunRecord]:
     return records
 
 
+def rate_sweep() -> list[RunRecord]:
+    """Four rates, two repeats; from 20 requests/s on each request waits longer than the one before. With an SLO."""
+    records = []
+    for repeat in range(2):
+        for rate, wait_ms in ((1, 0.0), (4, 0.0), (20, 60.0), (40, 90.0)):
+            identity = {
+                "experiment": "saturation",
+                "variable": "arrival.rate",
+                "arm": rate,
+                "repeat": repeat,
+                "workload": "staged",
+                "config_hash": f"{rate:08x}",
+            }
+            record = make_record(f"rate-{rate}-{repeat}", n=60, gap_ms=1000 / rate, wait_ms=wait_ms, **identity)
+            record.memory |= {"weights_bytes": 3 << 30, "kv_cache_bytes": 2 << 30}
+            record.slo = Slo("chat", ttft_p95_ms=500)
+            records.append(record)
+    return records
+
+
 @pytest.fixture
 def record_maker() -> Callable[..., RunRecord]:
     return make_record
@@ -176,6 +200,7 @@ def _sweeps(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {
         "engines": write_records(root / "engines", records, jobs),
         "numeric": write_records(root / "numeric", numeric_sweep()),
+        "rates": write_records(root / "rates", rate_sweep()),
         "single": write_records(root / "single", [make_record("one", workload="staged", failed_requests=2)]),
     }
 
@@ -188,6 +213,11 @@ def engines_dir(_sweeps: dict[str, Path]) -> Path:
 @pytest.fixture
 def numeric_dir(_sweeps: dict[str, Path]) -> Path:
     return _sweeps["numeric"]
+
+
+@pytest.fixture
+def rates_dir(_sweeps: dict[str, Path]) -> Path:
+    return _sweeps["rates"]
 
 
 @pytest.fixture
