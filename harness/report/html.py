@@ -141,7 +141,7 @@ def _plot_sections(results: Results, arms: Sequence[Arm]) -> Iterator[str]:
 
 
 def _timelines(results: Results, arms: Sequence[Arm]) -> list[tuple[str, str, tuple[Figure, str] | None]]:
-    drawn = []
+    drawn: list[tuple[str, str, tuple[Figure, str] | None]] = []
     for k, arm in enumerate([a for a in arms if len(a.measured)][:_TIMELINES]):
         row = arm.measured.iloc[0]
         run_id = str(row["run_id"])

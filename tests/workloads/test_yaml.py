@@ -19,6 +19,7 @@ FOLDER = Path(sweeps.__file__).parent
 SYNTHETIC = [
     "quickstart",
     "uniform_burst",
+    "long_decodes",
     "mixed_burst",
     "mixed_staged",
     "shared_prefix",
