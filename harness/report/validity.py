@@ -38,6 +38,7 @@ def validity_notes(results: Results, arms: Sequence[Arm], percentiles: Mapping[s
         percentiles: the 99th percentiles that are shown, with their names.
     """
     return [
+        *_simulated(results),
         *_bad_runs(results),
         *_other_tokens(arms),
         *_unequal_workloads(arms),
@@ -56,6 +57,14 @@ def validity_notes(results: Results, arms: Sequence[Arm], percentiles: Mapping[s
 
 def _names(arms: Sequence[Arm]) -> str:
     return ", ".join(a.label for a in arms)
+
+
+def _simulated(results: Results) -> list[str]:
+    count = int((results.runs["source"] == "simulated").sum())
+    if not count:
+        return []
+    which = "Every run" if count == len(results.runs) else f"{count} of {len(results.runs)} runs"
+    return [f"{which} was simulated, not measured: cb-plan states how far simulations are from measured runs."]
 
 
 def _bad_runs(results: Results) -> list[str]:

@@ -1,9 +1,11 @@
-"""Backends with a known schedule, for the tests of the driver and the recorder."""
+"""Backends with a known schedule for the tests of driver and recorder; made-up runs for those of simulation."""
 
 from __future__ import annotations
 
+import importlib.util
 import threading
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -71,3 +73,32 @@ class PacedBackend(InstantBackend):
 @pytest.fixture(scope="session")
 def fakes() -> SimpleNamespace:
     return SimpleNamespace(workload=workload, InstantBackend=InstantBackend, PacedBackend=PacedBackend)
+
+
+@pytest.fixture(scope="session")
+def by_hand() -> SimpleNamespace:
+    """What ``made_runs.py`` beside this file makes; loaded only by the tests that ask for it."""
+    spec = importlib.util.spec_from_file_location("made_runs", Path(__file__).with_name("made_runs.py"))
+    assert spec is not None
+    assert spec.loader is not None
+    made = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(made)
+    return SimpleNamespace(
+        setup=made.make_setup,
+        model=made.make_model,
+        workload=made.make_workload,
+        true_model=made.TRUE,
+        measured_folder=made.measured_folder,
+    )
+
+
+@pytest.fixture(scope="session")
+def make_measured(by_hand: SimpleNamespace) -> Callable[..., Path]:
+    """Writes a folder of runs at the given rates: simulated ones in the clothes of measured ones."""
+    make: Callable[..., Path] = by_hand.measured_folder
+    return make
+
+
+@pytest.fixture(scope="session")
+def measured_dir(make_measured: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_measured(tmp_path_factory.mktemp("results") / "sweep")

@@ -1,0 +1,73 @@
+"""Held-out runs are predicted by models that did not see them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from harness.report.read import read_results
+from harness.simulate import ModelError, SetupError, read_setup, validate
+from harness.simulate.source import measured_runs, read_all, workload_of_run
+
+
+def test_held_out_runs_are_predicted_well(measured_dir: Path) -> None:
+    """Both runs come from the same costs, so a model of one predicts the other."""
+    found = validate(read_results(measured_dir))
+    assert found.rows["held_out"].all()
+    assert set(found.rows["run_id"]) == {"run0", "run1"}
+    assert found.rows["metric"].nunique() == 5
+    assert (found.rows["error"].abs() < 0.15).all()
+    assert all(error < 0.1 for error in found.summary().values())
+    assert "not fitted to" in found.sentences()[0]
+
+
+def test_one_workload_alone_is_not_validated(make_measured: Callable[..., Path], tmp_path: Path) -> None:
+    found = validate(read_results(make_measured(tmp_path / "one", (5.0,))))
+    assert not found.rows["held_out"].any()
+    assert found.summary() == {}
+    assert "not validated" in found.sentences()[0]
+
+
+def test_requests_are_built_again_or_taken_from_the_table(measured_dir: Path) -> None:
+    results = read_results(measured_dir)
+    workload, remark = workload_of_run(results, "run0")
+    assert remark is None
+    assert len(workload) == 60
+    results.tables["runs"]["workload_hash"] = "another"
+    other, remark = workload_of_run(results, "run0")
+    assert "could not be built again" in (remark or "")
+    shapes = [[(len(r.prompt_ids), r.max_new_tokens) for r in w.requests] for w in (workload, other)]
+    assert shapes[0] == shapes[1]
+    assert [r.due_s for r in other.requests] == pytest.approx([r.due_s for r in workload.requests])
+
+
+def test_the_setup_is_read_back(measured_dir: Path) -> None:
+    setup = read_setup(read_results(measured_dir), "run1")
+    assert (setup.num_blocks, setup.max_batch_tokens, setup.layout.page_size) == (512, 256, 16)
+    assert setup.layout.windows == [None, None]
+    changed = setup.changed(scheduler_type="prefill_first", max_batch_tokens=32)
+    assert (changed.safety_margin, changed.max_requests_per_batch) == (0.0, 32)
+    assert setup.changed(page_size=32).num_blocks == 256
+    for wrong in ({"page": 1}, {"scheduler_type": "lifo"}, {"num_blocks": 0}):
+        with pytest.raises(ValueError, match=r"simulated|must be"):
+            setup.changed(**wrong)
+
+
+def test_what_cannot_be_simulated_says_so(measured_dir: Path) -> None:
+    results = read_results(measured_dir)
+    config = results.tables["config"]
+    results.tables["config"] = config[config["field"] != "num_blocks"]
+    with pytest.raises(SetupError, match="does not state num_blocks"):
+        read_setup(results, "run0")
+    results.tables["runs"]["engine"] = "transformers"
+    with pytest.raises(SetupError, match="engine transformers"):
+        read_setup(results, "run0")
+    assert measured_runs(results) == []
+    with pytest.raises(ModelError, match="no measured run"):
+        validate(results)
+
+
+def test_several_folders_are_one(measured_dir: Path) -> None:
+    assert len(read_all([measured_dir, measured_dir]).runs) == 4
