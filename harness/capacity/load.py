@@ -1,0 +1,87 @@
+"""A workload at any rate: the same requests, nearer together or further apart."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any
+
+from harness.simulate.source import built
+from workloads.streams import stream
+from workloads.workload import ScheduledRequest, Workload
+
+
+@dataclass(frozen=True)
+class Load:
+    """What arrives, whatever the rate.
+
+    Attributes:
+        workload: its requests; the gaps between them, in units of their mean, are kept at every rate.
+        spec: settings that built it, to draw other requests of the same kind; None = there are only these.
+    """
+
+    workload: Workload
+    spec: Mapping[str, Any] | None = None
+
+    @classmethod
+    def of(cls, workload: Workload) -> Load:
+        """From a workload with the settings that built it (:attr:`Workload.spec`).
+
+        Raises:
+            ValueError: it is a closed loop, whose rate follows from the engine.
+        """
+        if workload.concurrency is not None:
+            raise ValueError(
+                "a closed loop has no rate of its own: plan with arrival=poisson arrival.rate=1, or a trace (the rate "
+                "itself is found)"
+            )
+        spec = workload.spec
+        redrawn = {"workload", "arrival", "vocab_size"} <= set(spec) and "requests" in spec["workload"]
+        return cls(workload, spec if redrawn else None)
+
+    def trial(self, requests: int, seed: int) -> Trial:
+        """At most ``requests`` requests to be sent at any rate. Equal seeds give equal requests and equal gaps,
+        whatever the rate (common random numbers).
+
+        Another seed draws other requests of the same kind; those of a trace begin elsewhere in it. A burst, which has
+        no gaps, comes as a Poisson process.
+        """
+        rng = stream(seed, "capacity")
+        if self.spec is not None:
+            chosen = list(built(self.spec, requests=requests, seed=seed).requests)
+        else:
+            everything = self.workload.requests
+            first = rng.randrange(max(1, len(everything) - requests + 1))
+            chosen = list(everything[first : first + requests])
+        times = [r.due_s for r in chosen]
+        gaps = [b - a for a, b in pairwise(times)]
+        mean = sum(gaps) / len(gaps) if gaps else 0.0
+        if not mean:
+            units = [rng.expovariate(1.0) for _ in chosen]
+        else:
+            units = [1.0, *(gap / mean for gap in gaps)]
+            if self.spec is None:  # also where the trace is no longer than one trial
+                first = rng.randrange(len(chosen))
+                units, chosen = units[first:] + units[:first], chosen[first:] + chosen[:first]
+        return Trial(self.workload.name, tuple(chosen), tuple(units), self.workload.spec)
+
+
+@dataclass(frozen=True)
+class Trial:
+    """Requests with the gaps between them in units of the mean gap."""
+
+    name: str
+    requests: tuple[ScheduledRequest, ...]
+    gaps: tuple[float, ...]
+    spec: Mapping[str, Any]
+
+    def at(self, rate: float) -> Workload:
+        """The workload at ``rate`` requests/s; the first request is due after one gap."""
+        if not rate > 0:
+            raise ValueError(f"a rate is above 0 requests/s, got {rate}")
+        now, timed = 0.0, []
+        for request, gap in zip(self.requests, self.gaps, strict=True):
+            now += gap / rate
+            timed.append(replace(request, due_s=now))
+        return Workload(self.name, tuple(timed), None, self.spec)

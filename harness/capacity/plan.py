@@ -1,0 +1,230 @@
+"""The whole plan: how much one GPU carries under an SLO, what limits it, and how many are needed."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+
+from harness.capacity.binding import Binding, LittlesLaw, binding_constraint, littles_law
+from harness.capacity.load import Load
+from harness.capacity.memory import KvCapacity, kv_capacity, typical_lengths
+from harness.capacity.recommend import Setting, improve, recommended
+from harness.capacity.search import Capacity, NothingMeets, find_capacity
+from harness.metrics import run_values
+from harness.report.read import Results
+from harness.simulate import (
+    ROUTERS,
+    EngineSetup,
+    StepTimeModel,
+    Validation,
+    fit_steps,
+    read_setup,
+    simulate_fleet,
+    validate,
+)
+from harness.simulate.source import measured_runs
+from harness.slo import Slo
+from workloads.workload import Workload
+
+MOST_REPLICAS = 32
+"""Larger fleets are not replayed: more of the same."""
+
+
+@dataclass(frozen=True)
+class PlanSettings:
+    """What is asked.
+
+    Attributes:
+        slo: limits of a run.
+        target_rate: requests/s that are to be served; None = only one GPU's capacity.
+        headroom: share of a GPU's capacity that is left free for peaks and failures.
+        price_per_gpu_hour: in any currency; None = no cost.
+        requests, seeds: of each simulated run, and how many searches the interval rests on.
+        recommend: also try other settings.
+    """
+
+    slo: Slo
+    target_rate: float | None = None
+    headroom: float = 0.2
+    price_per_gpu_hour: float | None = None
+    requests: int = 1000
+    seeds: int = 3
+    recommend: bool = True
+
+    def __post_init__(self) -> None:
+        if self.target_rate is not None and not self.target_rate > 0:
+            raise ValueError(f"target_rate must be above 0 requests/s, got {self.target_rate}")
+        if not 0 <= self.headroom < 1:
+            raise ValueError(f"headroom is a share of the capacity from 0 to below 1, got {self.headroom}")
+        if self.price_per_gpu_hour is not None and not self.price_per_gpu_hour > 0:
+            raise ValueError(f"price_per_gpu_hour must be above 0, got {self.price_per_gpu_hour}")
+        for name, least in (("requests", 40), ("seeds", 1)):
+            if getattr(self, name) < least:
+                raise ValueError(f"{name} must be at least {least}, got {getattr(self, name)}")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What was found. ``capacity`` is None, and ``unmet`` says why, where no rate keeps the SLO.
+
+    Attributes:
+        gpus: for the target rate with headroom; cost_per_million: of generated tokens, at that utilisation.
+        fleet: one row a router, of that many GPUs at the target rate; empty without a target.
+        extrapolated: share of the steps at the capacity that are larger than any measured one.
+    """
+
+    settings: PlanSettings
+    workload: Workload
+    setup: EngineSetup
+    model: StepTimeModel
+    validation: Validation
+    kv: KvCapacity
+    capacity: Capacity | None
+    unmet: str | None
+    binding: Binding | None
+    little: LittlesLaw | None
+    gpus: int | None
+    cost_per_million: float | None
+    fleet: pd.DataFrame
+    recommended: tuple[Setting, ...]
+    extrapolated: float | None
+    notes: tuple[str, ...]
+
+
+def make_plan(results: Results, workload: Workload, settings: PlanSettings) -> Plan:
+    """Plan for ``workload`` from measured runs.
+
+    The engine's settings are those of the first measured run; step times are fitted to all of them.
+
+    Raises:
+        ModelError, SetupError: the runs cannot be simulated; ValueError: the question means nothing. One line each.
+    """
+    if not settings.slo.run_limits:
+        raise ValueError("no SLO: give limits of a run, for example slo.ttft_p95_ms=500, or slo=chat")
+    load = Load.of(workload)  # refuses what has no rate before anything is fitted
+    validation = validate(results)
+    runs = measured_runs(results)
+    setup, model = read_setup(results, runs[0]), fit_steps(results, runs)
+    kv = kv_capacity(setup, typical_lengths(workload))
+    seeds = range(settings.seeds)
+    notes = [*model.notes, *validation.notes]
+    if len(workload) < settings.requests and load.spec is None:
+        notes.append(f"the workload has {len(workload)} requests, fewer than the {settings.requests} asked for a run")
+    found: Capacity | None = None
+    unmet = None
+    try:
+        found = find_capacity(load, setup, model, settings.slo, requests=settings.requests, seeds=seeds)
+    except NothingMeets as error:
+        unmet = str(error)
+    if found is None:
+        empty = pd.DataFrame()
+        return Plan(
+            settings,
+            workload,
+            setup,
+            model,
+            validation,
+            kv,
+            None,
+            unmet,
+            None,
+            None,
+            None,
+            None,
+            empty,
+            (),
+            None,
+            tuple(notes),
+        )
+    kept = found.kept[0]
+    sure = found.rate if found.low is None else found.low
+    gpus = None
+    if settings.target_rate is not None:
+        if sure <= 0:
+            notes.append(
+                "the interval of the capacity reaches 0: raise seeds or requests; GPUs are counted by its mean"
+            )
+            sure = found.rate
+        gpus = math.ceil(settings.target_rate / (sure * (1 - settings.headroom)))
+    cost = None
+    if settings.price_per_gpu_hour is not None:
+        share = settings.target_rate / (gpus * kept.rate) if settings.target_rate and gpus else 1 - settings.headroom
+        cost = settings.price_per_gpu_hour / 3600 / (kept.values["gen_tok_s"] * share) * 1e6
+    setup_after, tried = setup, dict[str, str]()
+    if settings.recommend:
+        setup_after, tried = improve(
+            setup,
+            found.by_seed[0],
+            lambda other: find_capacity(
+                load, other, model, settings.slo, requests=settings.requests, seeds=seeds[:1], start=found.by_seed[0]
+            ),
+        )
+    longest = max(len(r.prompt_ids) + r.max_new_tokens for r in workload.requests)
+    config = recommended(setup_after, _sources(results, runs[0]), tried, int(kept.values["running_max"]), longest)
+    steps = int(kept.values["steps"])
+    beyond = int(kept.record.counters["extrapolated_steps"] or 0)
+    return Plan(
+        settings,
+        workload,
+        setup,
+        model,
+        validation,
+        kv,
+        found,
+        None,
+        binding_constraint(found.broken[0]),
+        littles_law(kept),
+        gpus,
+        cost,
+        _fleet(load, setup, model, settings, gpus, notes),
+        tuple(config),
+        beyond / steps if steps else None,
+        tuple(notes),
+    )
+
+
+def _fleet(
+    load: Load, setup: EngineSetup, model: StepTimeModel, settings: PlanSettings, gpus: int | None, notes: list[str]
+) -> pd.DataFrame:
+    """The target rate on that many GPUs behind each router, with the same requests."""
+    if gpus is None or settings.target_rate is None:
+        return pd.DataFrame()
+    if gpus > MOST_REPLICAS:
+        notes.append(f"a fleet of {gpus} GPUs is not replayed (more than {MOST_REPLICAS})")
+        return pd.DataFrame()
+    workload = load.trial(settings.requests * min(gpus, 4), 0).at(settings.target_rate)
+    return fleet_table(workload, setup, model, gpus, settings.slo)
+
+
+def fleet_table(
+    workload: Workload, setup: EngineSetup, model: StepTimeModel, replicas: int, slo: Slo | None, seed: int = 0
+) -> pd.DataFrame:
+    """One row a router: what clients saw of ``replicas`` engines."""
+    rows: list[dict[str, Any]] = []
+    for router in ROUTERS:
+        record = simulate_fleet(workload, setup, model, replicas, router, seed, slo=slo)
+        values = run_values(record)
+        asked, hit = record.counters["prefix_query_tokens"], record.counters["prefix_hit_tokens"]
+        columns = (
+            "request_s",
+            "gen_tok_s",
+            "ttft_p50_ms",
+            "ttft_p95_ms",
+            "itl_p50_ms",
+            "itl_p99_ms",
+            "slo_met",
+            "preemptions",
+        )
+        share = None if not asked else float(hit or 0) / float(asked)
+        rows.append(
+            {"router": router, "replicas": replicas, **{c: values[c] for c in columns}, "prefix_hit_share": share}
+        )
+    return pd.DataFrame(rows)
+
+
+def _sources(results: Results, run_id: str) -> dict[str, str]:
+    rows = results.of_run("config", run_id)
+    return {str(f): str(s) for f, s in zip(rows["field"], rows["source"], strict=True)}

@@ -1,0 +1,137 @@
+"""A plan in sentences and tables, the same for console and page."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pandas as pd
+
+from harness.capacity.binding import Binding
+from harness.capacity.plan import Plan
+from harness.capacity.search import Capacity
+from harness.report.quantity import UNKNOWN, memory, number
+
+BINDING_WORDS = {
+    "ttft": "the time to the first token",
+    "itl": "the gap between tokens",
+    "kv_memory": "KV memory",
+    "max_requests": "max_requests_per_batch",
+    "compute": "compute (throughput)",
+}
+
+
+def headline(plan: Plan) -> list[str]:
+    """The answer in a few sentences."""
+    if plan.capacity is None:
+        return [f"No answer under this SLO: {plan.unmet}."]
+    lines = [f"One GPU carries {rate_words(plan.capacity)} of '{plan.workload.name}' within {limits(plan)}."]
+    if plan.binding is not None:
+        lines.append(binding_words(plan.binding))
+    target = plan.settings.target_rate
+    if plan.gpus is not None and target is not None:
+        gpus = f"{plan.gpus} GPU" + ("s" if plan.gpus > 1 else "")
+        lines.append(
+            f"{number(target)} requests/s need {gpus}, with {plan.settings.headroom:.0%} headroom at the lower end of "
+            "the interval."
+        )
+    if plan.cost_per_million is not None:
+        lines.append(f"A million generated tokens cost {number(plan.cost_per_million)} at that load.")
+    return lines
+
+
+def limits(plan: Plan) -> str:
+    """The SLO's limits."""
+    return ", ".join(
+        f"{name.removesuffix('_ms').replace('_', ' ')} ≤ {limit:g} ms"
+        for name, limit in plan.settings.slo.run_limits.items()
+    )
+
+
+def rate_words(capacity: Capacity) -> str:
+    """The capacity with its interval."""
+    if capacity.low is None or capacity.high is None:
+        return f"{number(capacity.rate)} requests/s (one seed, no interval)"
+    return f"{number(capacity.rate)} requests/s (95 % interval {number(capacity.low)} to {number(capacity.high)})"
+
+
+def binding_words(binding: Binding) -> str:
+    """What limits it."""
+    return f"What binds is {BINDING_WORDS[binding.name]}: {binding.reason}."
+
+
+def remarks(plan: Plan) -> list[str]:
+    """What to know before believing the numbers."""
+    lines = [*plan.validation.sentences(), *plan.notes]
+    if plan.extrapolated:
+        lines.append(
+            f"{plan.extrapolated:.0%} of the steps at the capacity are larger than any measured one: their times are "
+            "extrapolated; measure a run at a higher rate."
+        )
+    if plan.little is not None:
+        lines.append(
+            f"Little's law at the capacity: {number(plan.little.logged)} requests in the system by the step log, "
+            f"{number(plan.little.predicted)} by rate x time of stay ({plan.little.difference:+.1%})."
+        )
+    return lines
+
+
+def kv_rows(plan: Plan) -> tuple[Sequence[str], list[list[str]]]:
+    """Room in the KV cache by length of request."""
+    header = ("positions a request", "KV blocks each", "requests at once", "positions in all", "bytes a position")
+    rows = [
+        [
+            number(r.tokens),
+            number(r.blocks),
+            number(r.requests),
+            number(r.total_tokens),
+            memory_of_token(r.bytes_per_token),
+        ]
+        for r in plan.kv.rooms
+    ]
+    return header, rows
+
+
+def memory_of_token(size: float) -> str:
+    """Bytes of one token."""
+    return f"{number(size / 1024)} KiB" if size < 2**20 else memory(size)
+
+
+def validation_rows(frame: pd.DataFrame) -> tuple[Sequence[str], list[list[str]]]:
+    """Predicted against measured, run by run."""
+    header = ("workload", "arm", "metric", "measured", "predicted", "error", "seen by the model")
+    rows = [
+        [
+            str(r["workload"]),
+            UNKNOWN if str(r["arm"]) in ("nan", "<NA>", "None") else str(r["arm"]),
+            str(r["metric"]),
+            number(r["measured"]),
+            number(r["predicted"]),
+            f"{r['error']:+.1%}",
+            "no" if r["held_out"] else "yes",
+        ]
+        for r in frame.to_dict("records")
+    ]
+    return header, rows
+
+
+def fleet_rows(frame: pd.DataFrame) -> tuple[Sequence[str], list[list[str]]]:
+    """What clients see behind each router."""
+    header = (
+        "router",
+        "GPUs",
+        "requests/s",
+        "TTFT p50 ms",
+        "TTFT p95 ms",
+        "ITL p50 ms",
+        "ITL p99 ms",
+        "within SLO",
+        "prefix hits",
+    )
+    rows = []
+    for r in frame.to_dict("records"):
+        met = UNKNOWN if r["slo_met"] is None or pd.isna(r["slo_met"]) else "yes" if r["slo_met"] else "no"
+        share = r["prefix_hit_share"]
+        hits = UNKNOWN if share is None or pd.isna(share) else f"{share:.0%}"
+        numbers = [number(r[c]) for c in ("request_s", "ttft_p50_ms", "ttft_p95_ms", "itl_p50_ms", "itl_p99_ms")]
+        rows.append([str(r["router"]), str(r["replicas"]), *numbers, met, hits])
+    return header, rows

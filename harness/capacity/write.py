@@ -1,0 +1,87 @@
+"""A plan on disk: tables, page, settings, step-time model, and the run at the capacity as any other run."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import pandas as pd
+
+from harness.capacity.page import plan_page
+from harness.capacity.plan import Plan
+from harness.capacity.recommend import as_yaml
+from harness.metrics import compute_tables
+from harness.store import write_result
+
+PAGE = "plan.html"
+SETTINGS = "recommended.yaml"
+MODEL = "step_times.json"
+
+
+def write_plan(plan: Plan, directory: Path, command: Sequence[str]) -> Path:
+    """Write everything into ``directory``; returns the page."""
+    directory.mkdir(parents=True, exist_ok=True)
+    for name, frame in tables(plan).items():
+        frame.to_parquet(directory / f"{name}.parquet", index=False)
+        frame.to_csv(directory / f"{name}.csv", index=False)
+    (directory / MODEL).write_text(plan.model.to_json(), encoding="utf-8")
+    if plan.recommended:
+        (directory / SETTINGS).write_text(as_yaml(plan.recommended), encoding="utf-8")
+    if plan.capacity is not None:
+        record = plan.capacity.kept[0].record
+        record.identity |= {"model": ", ".join(plan.model.source.get("model", ())), "seed": plan.capacity.kept[0].seed}
+        write_result(directory / "at_capacity", compute_tables(record))
+    path = directory / PAGE
+    aside = path.with_name(f".{PAGE}.{os.getpid()}")
+    aside.write_text(plan_page(plan, directory, command), encoding="utf-8")
+    os.replace(aside, path)
+    return path
+
+
+def tables(plan: Plan) -> dict[str, pd.DataFrame]:
+    """The plan's own tables by name: plan (one row), rates, validation, kv, fleet, settings."""
+    settings, capacity = plan.settings, plan.capacity
+    one = {
+        "workload": plan.workload.name,
+        "slo": settings.slo.as_json(),
+        "capacity_request_s": None if capacity is None else capacity.rate,
+        "capacity_low_request_s": None if capacity is None else capacity.low,
+        "capacity_high_request_s": None if capacity is None else capacity.high,
+        "unmet": plan.unmet,
+        "binding": None if plan.binding is None else plan.binding.name,
+        "binding_reason": None if plan.binding is None else plan.binding.reason,
+        "target_request_s": settings.target_rate,
+        "headroom": settings.headroom,
+        "gpus": plan.gpus,
+        "cost_per_million_tokens": plan.cost_per_million,
+        "little_logged": None if plan.little is None else plan.little.logged,
+        "little_predicted": None if plan.little is None else plan.little.predicted,
+        "extrapolated_share": plan.extrapolated,
+    }
+    metrics = (
+        "gen_tok_s",
+        "ttft_p50_ms",
+        "ttft_p95_ms",
+        "itl_p50_ms",
+        "itl_p99_ms",
+        "running_max",
+        "waiting_max",
+        "preemptions",
+        "slo_broken",
+    )
+    points = () if capacity is None else capacity.points
+    rates = [
+        {"rate_request_s": p.rate, "seed": p.seed, "met": p.met, **{m: p.values[m] for m in metrics}} for p in points
+    ]
+    kv = [
+        {f: getattr(r, f) for f in ("tokens", "blocks", "requests", "total_tokens", "bytes_per_token")}
+        for r in plan.kv.rooms
+    ]
+    chosen = [{"setting": s.name, "value": str(s.value), "reason": s.reason} for s in plan.recommended]
+    frames = {"plan": [one], "rates": rates, "kv": kv, "settings": chosen}
+    return {
+        **{name: pd.DataFrame(rows) for name, rows in frames.items()},
+        "validation": plan.validation.rows,
+        "fleet": plan.fleet,
+    }

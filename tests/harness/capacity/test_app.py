@@ -1,0 +1,112 @@
+"""``cb-plan`` on a folder of made-up runs: console, files, page, and one line for what cannot be answered."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import yaml
+
+from engine import ContinuousBatchingConfig
+from harness.capacity.app import main
+from harness.simulate import StepTimeModel
+from harness.store import read_result
+
+QUICK = ("requests=80", "seeds=2")
+
+
+@pytest.fixture(scope="module")
+def planned(measured_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("plan")
+    arguments = ["slo.ttft_p95_ms=150", "slo.itl_p99_ms=60", "target_rate=100", "price_per_gpu_hour=3", f"out={out}"]
+    assert main([str(measured_dir), *arguments, *QUICK]) == 0
+    return out
+
+
+def test_the_plan_as_tables(planned: Path) -> None:
+    row = pd.read_parquet(planned / "plan.parquet").iloc[0]
+    assert row["capacity_low_request_s"] <= row["capacity_request_s"] <= row["capacity_high_request_s"]
+    needed = 100 / (row["capacity_low_request_s"] * 0.8)
+    assert row["gpus"] - 1 < needed <= row["gpus"]
+    assert row["binding"] in ("ttft", "itl", "kv_memory", "max_requests", "compute")
+    assert row["little_logged"] == pytest.approx(row["little_predicted"], rel=0.05)
+    assert row["cost_per_million_tokens"] > 0
+    rates = pd.read_csv(planned / "rates.csv")
+    assert set(rates["seed"]) == {0, 1}
+    assert rates.groupby("met")["rate_request_s"].mean()[False] > rates.groupby("met")["rate_request_s"].mean()[True]
+    assert set(pd.read_parquet(planned / "fleet.parquet")["router"]) == {"round_robin", "least_loaded", "prefix_aware"}
+    assert pd.read_parquet(planned / "validation.parquet")["held_out"].all()
+
+
+def test_the_plan_as_settings_model_and_run(planned: Path) -> None:
+    text = (planned / "recommended.yaml").read_text()
+    settings = yaml.safe_load(text)
+    config = ContinuousBatchingConfig(**settings)
+    assert config.max_requests_per_batch == 64
+    assert all("  # " in line for line in text.splitlines()[1:])
+    assert StepTimeModel.read(planned / "step_times.json").source["runs"] == ["run0", "run1"]
+    run = read_result(planned / "at_capacity", ("runs",))["runs"].iloc[0]
+    assert run["source"] == "simulated"
+    assert run["slo_met"]
+
+
+def test_the_page_stands_alone(planned: Path) -> None:
+    page = (planned / "plan.html").read_text()
+    assert "<svg" in page
+    for word in ("Predicted and measured", "Room in the KV cache", "Behind a router", "What binds is", "Little's law"):
+        assert word.replace("'", "&#x27;") in page
+    assert not any(tag in page for tag in ("<script", "<link", 'src="http', "@import"))
+
+
+def test_an_slo_that_nobody_meets_is_one_line(
+    measured_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([str(measured_dir), "slo.ttft_p95_ms=0.5", f"out={tmp_path}", *QUICK]) == 1
+    out = capsys.readouterr().out
+    (line,) = [text for text in out.splitlines() if "no rate keeps the SLO" in text]
+    assert "ttft_p95_ms" in line
+    assert pd.read_parquet(tmp_path / "plan.parquet")["capacity_request_s"].isna().all()
+    assert (tmp_path / "plan.html").is_file()
+
+
+def test_a_named_workload_and_a_fleet(measured_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "prompts.jsonl"
+    lines = [{"prompt_ids": [1 + i] * 20, "max_new_tokens": 5, "due_s": i / 20} for i in range(40)]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    named = ["workload=prompts_file", f"workload.path={path}", "arrival=as_recorded"]
+    assert main([str(measured_dir), *named, "fleet=2"]) == 0
+    out = capsys.readouterr().out
+    assert "replaying the workload that was asked for: 40 requests on 2 GPUs" in out
+    assert all(router in out for router in ("round_robin", "least_loaded", "prefix_aware"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["slo.ttft_p95_ms=5"], "name at least one result folder"),
+        (["HERE"], "no SLO"),
+        (["HERE", "slo.ttft_p95=5"], "ttft_p95"),
+        (["HERE", "target=5"], "did you mean target_rate?"),
+        (["HERE", "slo=chat", "target_rate=many"], "must be a number"),
+        (["HERE", "slo=chat", "target_rate=0"], "above 0"),
+        (["HERE", "slo=chat", "headroom=1"], "headroom"),
+        (["HERE", "slo=chat", "recommend=yes"], "true or false"),
+        (["/nowhere", "slo=chat"], "not a directory"),
+        (["HERE", "slo=chat", "arrival=closed_loop", "arrival.concurrency=2", "workload=nano"], "closed loop"),
+    ],
+)
+def test_a_wrong_question_is_one_line(
+    measured_dir: Path, arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([str(measured_dir) if a == "HERE" else a for a in arguments]) == 2
+    err = capsys.readouterr().err
+    assert err.startswith("cb-plan: ")
+    assert said in err
+    assert err.count("\n") == 1
+
+
+def test_help_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help"]) == 0
+    assert "price_per_gpu_hour" in capsys.readouterr().out

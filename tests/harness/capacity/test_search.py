@@ -1,0 +1,125 @@
+"""The search on a made-up engine whose capacity is known, loads at any rate, and what binds."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from harness.capacity.binding import binding_constraint, busy_share, littles_law
+from harness.capacity.load import Load
+from harness.capacity.search import NothingMeets, Point, find_capacity, run_at, search
+from harness.record import RunRecord
+from harness.simulate.step_time import Cost
+from harness.slo import Slo
+from workloads import build_workload
+from workloads.arrivals import Burst, ClosedLoop, Poisson
+from workloads.config import LengthConfig, SyntheticWorkload
+from workloads.workload import Workload
+
+
+def known(capacity: dict[int, float]) -> Any:
+    def run(rate: float, seed: int) -> Point:
+        values = {"slo_broken": None if rate <= capacity[seed] else "ttft_p95_ms 900 > 500"}
+        return Point(rate, seed, values, rate <= capacity[seed], RunRecord({}))
+
+    return run
+
+
+@pytest.mark.parametrize("start", [1.0, 0.01, 900.0, 37.0])
+def test_bisection_finds_a_known_capacity(start: float) -> None:
+    found = search(known({0: 37.0, 1: 40.0, 2: 43.0}), (0, 1, 2), start)
+    for rate, true in zip(found.by_seed, (37.0, 40.0, 43.0), strict=True):
+        assert true / 1.021 < rate <= true
+    assert found.low is not None
+    assert found.high is not None
+    assert found.low < 37.0 < found.rate <= 40.0 < found.high  # t for two degrees of freedom is 4.3
+    assert all(p.met for p in found.kept)
+    assert not any(p.met for p in found.broken)
+    assert len(found.points) < 60
+
+
+def test_one_seed_has_no_interval() -> None:
+    found = search(known({5: 3.0}), (5,), 1.0)
+    assert (found.low, found.high) == (None, None)
+
+
+def test_an_slo_that_nobody_meets_and_one_that_limits_nothing() -> None:
+    with pytest.raises(NothingMeets, match=r"no rate keeps the SLO: .* ttft_p95_ms 900 > 500"):
+        search(known({0: 0.0}), (0,), 1.0)
+    with pytest.raises(ValueError, match="limits nothing"):
+        search(known({0: 1e9}), (0,), 1.0)
+
+
+def synthetic(arrival: Any, requests: int = 60) -> Workload:
+    lengths = LengthConfig("uniform", low=8, high=40)
+    settings = SyntheticWorkload(requests=requests, prompt_tokens=lengths, output_tokens=LengthConfig("fixed", value=8))
+    return build_workload(settings, arrival, vocab_size=500, seed=0)
+
+
+def test_a_rate_changes_nothing_but_the_times() -> None:
+    load = Load.of(synthetic(Poisson(3.0)))
+    trial, other = load.trial(100, 1), load.trial(100, 2)
+    slow, fast = trial.at(2.0), trial.at(8.0)
+    assert [r.prompt_ids for r in slow.requests] == [r.prompt_ids for r in fast.requests]
+    assert [r.due_s for r in slow.requests] == pytest.approx([4 * r.due_s for r in fast.requests])
+    assert len(fast) == 100
+    span = fast.requests[-1].due_s - fast.requests[0].due_s
+    assert 99 / span == pytest.approx(8.0)
+    assert [r.prompt_ids for r in other.at(8.0).requests] != [r.prompt_ids for r in fast.requests]
+
+
+def test_bursts_become_poisson_and_recorded_gaps_are_kept(by_hand: SimpleNamespace) -> None:
+    gaps = np.diff([r.due_s for r in Load.of(synthetic(Burst())).trial(400, 0).at(1.0).requests])
+    assert np.std(gaps) / np.mean(gaps) == pytest.approx(1.0, abs=0.15)
+    recorded = by_hand.workload(*[(t, 5, 5) for t in (0.0, 0.1, 0.2, 5.0, 5.1, 5.2)])
+    trial = Load.of(recorded).trial(6, 0)
+    times = [r.due_s for r in trial.at(1.0).requests]
+    assert sorted(np.diff([0.0, *times]))[-1] == pytest.approx(4.8 / (5.2 / 5))
+    assert {r.request_id for r in trial.requests} == {f"r{i}" for i in range(6)}
+    with pytest.raises(ValueError, match="closed loop"):
+        Load.of(synthetic(ClosedLoop(3)))
+
+
+def test_the_capacity_of_a_server_by_hand(by_hand: SimpleNamespace) -> None:
+    """Prompts of one token and one new token: a step of 10 ms serves up to 8 requests, so 800/s at the most."""
+    workload = by_hand.workload(*[(i / 10, 1, 1) for i in range(400)])
+    model = by_hand.model(Cost(0.0), Cost(10.0), Cost(0.0))
+    found = find_capacity(
+        Load.of(workload), by_hand.setup(), model, Slo(ttft_p95_ms=40), requests=400, seeds=(0,), start=10.0
+    )
+    assert 700 < found.rate < 850
+    binding = binding_constraint(found.broken[0])
+    assert binding.name == "max_requests"
+    assert "8 places" in binding.reason
+
+
+def bound(by_hand: SimpleNamespace, slo: Slo, rate: float, model: Any, *requests: int, **changes: Any) -> str:
+    prompt, new = requests
+    workload = by_hand.workload(*[(i / 10, prompt, new) for i in range(120)])
+    point = run_at(Load.of(workload).trial(120, 0), rate, 0, by_hand.setup(**changes), model, slo)
+    assert not point.met
+    return binding_constraint(point).name
+
+
+def test_what_binds_by_case(by_hand: SimpleNamespace) -> None:
+    long = {"max_requests_per_batch": 64, "max_batch_tokens": 64}
+    slow = by_hand.model(Cost(0.0), Cost(10.0), Cost(0.0))
+    quick = by_hand.model(Cost(0.0), Cost(1.0), Cost(0.0))
+    assert bound(by_hand, Slo(ttft_p95_ms=50), 200.0, quick, 20, 60, num_blocks=60, **long) == "kv_memory"
+    assert bound(by_hand, Slo(ttft_p95_ms=5), 1.0, slow, 4, 2, **long) == "ttft"
+    assert bound(by_hand, Slo(itl_p99_ms=5), 1.0, slow, 4, 3, **long) == "itl"
+    prompts = by_hand.model(Cost(0.0), Cost(0.0, (0.0,), (1.0,)), Cost(0.0))
+    assert bound(by_hand, Slo(ttft_p95_ms=400), 60.0, prompts, 30, 1, num_blocks=2000, **long) == "compute"
+
+
+def test_littles_law_holds_and_the_share_of_busy_time(by_hand: SimpleNamespace) -> None:
+    workload = by_hand.workload(*[(i / 10, 8, 10) for i in range(100)])
+    model = by_hand.model(Cost(0.0), Cost(2.0), Cost(0.0))
+    point = run_at(Load.of(workload).trial(100, 0), 20.0, 0, by_hand.setup(), model, None)
+    law = littles_law(point)
+    assert law.predicted == pytest.approx(20 * 0.021, rel=0.1)  # ten steps of 2 ms, and what is left of one before
+    assert abs(law.difference) < 0.05
+    assert busy_share(point) == pytest.approx(20 * 0.020, rel=0.15)
