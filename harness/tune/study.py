@@ -1,0 +1,98 @@
+"""The search on the simulator: an Optuna study in SQLite that goes on where it stopped."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from harness.capacity.search import Capacity, NothingMeets
+from harness.simulate import EngineSetup
+from harness.tune.space import Variable
+
+if TYPE_CHECKING:
+    import optuna
+
+FILE = "study.db"
+NEEDED = 'cb-tune needs Optuna: pip install "cb-bench[tune]"'
+
+
+class TuneError(ValueError):
+    """A study that cannot be begun or continued; one line."""
+
+
+def open_study(directory: Path, question: Mapping[str, Any], seed: int) -> optuna.Study:
+    """The study of ``directory``, new or continued.
+
+    Raises:
+        TuneError: Optuna is missing, or the study there answers another question.
+    """
+    try:
+        import optuna
+    except ImportError as error:
+        raise TuneError(NEEDED) from error
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    directory.mkdir(parents=True, exist_ok=True)
+    study = optuna.create_study(
+        study_name="cb-tune",
+        storage=f"sqlite:///{(directory / FILE).absolute()}",
+        sampler=optuna.samplers.TPESampler(seed=seed, n_startup_trials=8),
+        direction="maximize",
+        load_if_exists=True,
+    )
+    asked = json.dumps(question, sort_keys=True, default=str)
+    known = study.user_attrs.get("question")
+    if known is not None and known != asked:
+        raise TuneError(
+            f"{directory / FILE} holds a study of another question ({known}); name another folder with out=DIR"
+        )
+    study.set_user_attr("question", asked)
+    return study
+
+
+def search_settings(
+    study: optuna.Study,
+    space: Sequence[Variable],
+    base: Mapping[str, Any],
+    setup: EngineSetup,
+    capacity_of: Callable[[EngineSetup], Capacity],
+    trials: int,
+    report: Callable[[int, Mapping[str, Any], float], None],
+) -> None:
+    """Run trials until the study has ``trials`` of them. The baseline is the first.
+
+    The value of a trial is its capacity under the SLO: the constraint is inside it, and settings that no rate satisfies
+    have the value 0. Settings that were tried before are not simulated again.
+    """
+    import optuna
+
+    done = [t for t in study.trials if t.state.is_finished()]
+    if not done:
+        study.enqueue_trial(dict(base), skip_if_exists=True)
+    known = {_key(t.params): t.value for t in done if t.value is not None and len(t.params) == len(space)}
+    for _ in range(trials - len(done)):
+        trial = study.ask()
+        settings = {v.name: trial.suggest_categorical(v.name, list(v.values)) for v in space}
+        key = _key(settings)
+        if key not in known:
+            try:
+                known[key] = capacity_of(setup.changed(**settings)).by_seed[0]
+            except NothingMeets:
+                known[key] = 0.0
+        value = known[key]
+        study.tell(trial, value, state=optuna.trial.TrialState.COMPLETE)
+        report(trial.number, settings, float(value or 0.0))
+
+
+def ranked(study: optuna.Study, space: Sequence[Variable]) -> list[tuple[dict[str, Any], float]]:
+    """Different settings by value, the best first; of equal ones the earliest."""
+    found: dict[str, tuple[dict[str, Any], float]] = {}
+    for trial in study.trials:
+        if trial.value is not None and len(trial.params) == len(space):
+            found.setdefault(_key(trial.params), (dict(trial.params), float(trial.value)))
+    return sorted(found.values(), key=lambda pair: -pair[1])
+
+
+def _key(settings: Mapping[str, Any]) -> str:
+    return json.dumps(settings, sort_keys=True)
