@@ -34,12 +34,13 @@ class Sampler:
     def warm_up(self, vocab_size: int, dtype: torch.dtype, device: torch.device) -> None:
         """Choose once in every way from logits like those to come, so that no request waits for a kernel to compile."""
         one, ids = torch.ones(1, device=device), torch.zeros(1, dtype=torch.int64, device=device)
+        out, last = torch.zeros_like(ids), torch.zeros_like(ids)  # written to: not the rows and slots that are read
         random = RandomRows(ids, one, one * 0.5, one * 0, ids + 1, ids, 1, (FilterGroup(None, 1),), True)
         for kind in {dtype, torch.float32}:  # changed logits are float32
             logits = torch.zeros(1, vocab_size, dtype=kind, device=device)
-            self._op.greedy_argmax(logits, slots=ids, last_token=ids)
+            self._op.greedy_argmax(logits, slots=ids, last_token=last)
             for cuts in (None, self._op.filter_cuts(logits, random, ids)):
-                self._op.gumbel_argmax(logits, one, ids, cuts, ids, ids, ids, ids)
+                self._op.gumbel_argmax(logits, one, ids, cuts, ids, out, ids, last)
 
     def greedy(self, logits: torch.Tensor, slots: torch.Tensor, last_token: torch.Tensor) -> torch.Tensor:
         """`choose` for rows that are all plain greedy, without log probabilities: [rows] int64. May be captured."""
