@@ -131,7 +131,6 @@ def _decode_kernel(
     PAGE: tl.constexpr,
     WINDOW: tl.constexpr,
     SOFTCAP: tl.constexpr,
-    SINGLE: tl.constexpr,
     OPERAND: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -205,34 +204,31 @@ def _decode_kernel(
     total = tl.where(total == 0.0, 1.0, total)  # a row without keys gives zeros
     mixed = mixed / total[:, None]
     own = output + row * output_row_stride + heads[:, None] * output_head_stride + d_range[None, :]
-    if SINGLE:
+    if used == 1:
         tl.store(own, mixed, mask=q_live)
     else:
-        if used == 1:
-            tl.store(own, mixed, mask=q_live)
-        else:
-            group = row * tl.num_programs(0) + kv_head
-            cell = (group * GROUP + m_range) * bound + split
-            tl.store(partial + cell[:, None] * HEAD_DIM + d_range[None, :], mixed, mask=q_live)
-            tl.store(partial_lse + cell, peak + tl.log2(total), mask=m_range < GROUP)
-            tl.debug_barrier()  # every thread's part is written before one of them draws the ticket
-            if tl.atomic_add(tickets + group, 1, sem="acq_rel") == used - 1:
-                tl.store(tickets + group, 0)  # as the next launch expects it
-                own_group = output + row * output_row_stride + kv_head * GROUP * output_head_stride
-                _merge(
-                    own_group,
-                    partial,
-                    partial_lse,
-                    group * GROUP * bound,
-                    used,
-                    GROUP,
-                    HEAD_DIM,
-                    BLOCK_G,
-                    BLOCK_S,
-                    BLOCK_D,
-                    output_head_stride,
-                    bound,
-                )
+        group = row * tl.num_programs(0) + kv_head
+        cell = (group * GROUP + m_range) * bound + split
+        tl.store(partial + cell[:, None] * HEAD_DIM + d_range[None, :], mixed, mask=q_live)
+        tl.store(partial_lse + cell, peak + tl.log2(total), mask=m_range < GROUP)
+        tl.debug_barrier()  # every thread's part is written before one of them draws the ticket
+        if tl.atomic_add(tickets + group, 1, sem="acq_rel") == used - 1:
+            tl.store(tickets + group, 0)  # as the next launch expects it
+            own_group = output + row * output_row_stride + kv_head * GROUP * output_head_stride
+            _merge(
+                own_group,
+                partial,
+                partial_lse,
+                group * GROUP * bound,
+                used,
+                GROUP,
+                HEAD_DIM,
+                BLOCK_G,
+                BLOCK_S,
+                BLOCK_D,
+                output_head_stride,
+                bound,
+            )
 
 
 @functools.cache
@@ -312,13 +308,15 @@ def paged_decode(
         wanted, bound = choose_splits(rows, kv_heads, tiles, processors)
     else:
         wanted, bound = splits, splits
-    single = bound == 1
     group = heads // kv_heads
-    # Unused where every row has one split; then any pointer does.
-    partial = out if single else query.new_empty((rows, heads, bound, head_dim), dtype=torch.float32)
-    lse = out if single else query.new_empty((rows, heads, bound), dtype=torch.float32)
+    # Where every row has one split nobody leaves parts: one element will do, of the same type, or it would be another
+    # compilation.
+    split_rows = rows if bound > 1 else 0
+    partial = query.new_empty((max(split_rows * heads * bound * head_dim, 1),), dtype=torch.float32)
+    lse = query.new_empty((max(split_rows * heads * bound, 1),), dtype=torch.float32)
     if tickets is None:
-        tickets = out if single else query.new_zeros(rows * kv_heads, dtype=torch.int32)
+        fill = query.new_zeros if split_rows else query.new_empty
+        tickets = fill(rows * kv_heads, dtype=torch.int32)
     elif tickets.numel() < rows * kv_heads:
         raise ValueError(f"{tickets.numel()} tickets do not do for {rows} rows of {kv_heads} key heads")
     block_d, block_g = triton.next_power_of_2(head_dim), triton.next_power_of_2(group)
@@ -348,7 +346,6 @@ def paged_decode(
         PAGE=page_size,
         WINDOW=window or 0,
         SOFTCAP=bool(softcap),
-        SINGLE=single,
         OPERAND=dot_operand(query.dtype),
         BLOCK_M=max(tile.queries, block_g),
         BLOCK_N=tile.keys,

@@ -16,7 +16,7 @@ from engine.models import BridgedModel, CompiledExecutor, Executor, FusedDecoder
 from engine.requests import Request
 from engine.resolution import ResolvedConfig
 from engine.runner.batch import BatchState, StepShape
-from engine.runner.buckets import StepBuckets
+from engine.runner.buckets import StepBuckets, decode_sizes
 from engine.runner.graphs import StepGraphs
 from engine.runner.host_blocks import HostStore, Transfer
 from engine.runner.kv_tensors import allocate_kv
@@ -175,11 +175,13 @@ class ModelRunner:
     def _rehearse(self) -> None:
         """Run steps that no graph is for, on padding: their kernels are compiled and loaded before a request waits."""
         largest = self.config.max_batch_tokens
-        for tokens in sorted({largest, max(largest // 2, 1), max(largest // 4, 1)}):
-            for decodes in (0, 1):
-                shape = StepShape(decodes, 1, max(tokens - decodes, 1), 1, 1, len(self.windows))
-                views = shape.carve(self.upload(shape, StepRows.none()))
-                self.forward(shape, views, self.padding_metadata(shape, views))
+        steps = [(decodes, 1, max(n - decodes, 1)) for n in (largest // 4, largest // 2, largest) for decodes in (0, 1)]
+        if self.graphs is None:  # kernels of decode rows have other tiles for other numbers of rows
+            steps += [(rows, 0, 0) for rows in decode_sizes(min(self.config.max_requests_per_batch, largest))]
+        for decodes, prefills, tokens in steps:
+            shape = StepShape(decodes, prefills, tokens, 1, 1, len(self.windows))
+            views = shape.carve(self.upload(shape, StepRows.none()))
+            self.forward(shape, views, self.padding_metadata(shape, views))
         self.synchronize()
 
     def padding_metadata(self, shape: StepShape, views: dict[str, torch.Tensor]) -> AttentionMetadata:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -10,7 +11,6 @@ import pytest
 import torch
 from transformers import GenerationConfig
 
-import engine.kernels as kernels
 from engine import ContinuousBatchingConfig, ContinuousBatchingManager
 from engine.bench.tiny_models import tiny_model
 
@@ -20,8 +20,8 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(),
 def _jit_functions() -> list[Any]:
     from triton.runtime.jit import JITFunction
 
-    modules = [getattr(kernels, name) for name in dir(kernels)]
-    return [f for m in modules if hasattr(m, "__dict__") for f in vars(m).values() if isinstance(f, JITFunction)]
+    modules = [module for name, module in sys.modules.items() if name.startswith("engine.kernels.")]
+    return [f for module in modules for f in vars(module).values() if isinstance(f, JITFunction)]
 
 
 @pytest.mark.parametrize("captured", [True, False])

@@ -95,7 +95,6 @@ def attention(dtype: torch.dtype, heads: int, kv_heads: int, dim: int, page: int
     query, cu_query = torch.empty(4, heads, dim, dtype=dtype), torch.arange(5, dtype=torch.int32)
     scale = dim**-0.5
     kernels.paged_decode(query, *cache, table, lengths, scale, window, softcap)
-    kernels.paged_decode(query, *cache, table, lengths, scale, window, softcap, splits=1)
     kernels.paged_prefill(query, *cache, table, cu_query, lengths, scale, window, softcap)
 
 
