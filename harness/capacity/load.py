@@ -54,14 +54,16 @@ class Load:
             everything = self.workload.requests
             first = rng.randrange(max(1, len(everything) - requests + 1))
             chosen = list(everything[first : first + requests])
-        times = [r.due_s for r in chosen]
-        gaps = [b - a for a, b in pairwise(times)]
+        present = {r.request_id for r in chosen}
+        chosen = [r for r in chosen if r.follows is None or r.follows in present]  # sessions cut by a window
+        openings = [k for k, r in enumerate(chosen) if r.follows is None]
+        gaps = [chosen[b].due_s - chosen[a].due_s for a, b in pairwise(openings)]
         mean = sum(gaps) / len(gaps) if gaps else 0.0
         if not mean:
-            units = [rng.expovariate(1.0) for _ in chosen]
+            units = [rng.expovariate(1.0) for _ in openings]
         else:
             units = [1.0, *(gap / mean for gap in gaps)]
-            if self.spec is None:  # also where the trace is no longer than one trial
+            if self.spec is None and len(openings) == len(chosen):  # also where the trace is no longer than one trial
                 first = rng.randrange(len(chosen))
                 units, chosen = units[first:] + units[:first], chosen[first:] + chosen[:first]
         return Trial(self.workload.name, tuple(chosen), tuple(units), self.workload.spec)
@@ -69,7 +71,8 @@ class Load:
 
 @dataclass(frozen=True)
 class Trial:
-    """Requests with the gaps between them in units of the mean gap."""
+    """Requests with the gaps between the beginnings of their sessions (a request that follows none is one) in units of
+    the mean gap."""
 
     name: str
     requests: tuple[ScheduledRequest, ...]
@@ -77,11 +80,14 @@ class Trial:
     spec: Mapping[str, Any]
 
     def at(self, rate: float) -> Workload:
-        """The workload at ``rate`` requests/s; the first request is due after one gap."""
+        """The workload at ``rate`` requests/s, turns of sessions counted; the first is due after one gap."""
         if not rate > 0:
             raise ValueError(f"a rate is above 0 requests/s, got {rate}")
-        now, timed = 0.0, []
-        for request, gap in zip(self.requests, self.gaps, strict=True):
-            now += gap / rate
-            timed.append(replace(request, due_s=now))
-        return Workload(self.name, tuple(timed), None, self.spec)
+        sessions = rate * len(self.gaps) / len(self.requests)
+        now, due, gaps = 0.0, dict[str, float](), iter(self.gaps)
+        for request in self.requests:
+            if request.follows is None:
+                now += next(gaps) / sessions
+            due[request.request_id] = now if request.follows is None else due[request.follows]
+        timed = (replace(request, due_s=due[request.request_id]) for request in self.requests)
+        return Workload(self.name, tuple(sorted(timed, key=lambda r: r.due_s)), None, self.spec)

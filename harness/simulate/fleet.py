@@ -8,9 +8,10 @@ from typing import Any, Protocol
 import numpy as np
 
 from harness.record import RunRecord
+from harness.simulate.clients import serve
 from harness.simulate.replica import Replica
 from harness.simulate.setup import EngineSetup
-from harness.simulate.simulation import FOREVER, recorded
+from harness.simulate.simulation import recorded
 from harness.simulate.step_time import StepTimeModel
 from harness.slo import Slo
 from workloads.workload import ScheduledRequest, Workload
@@ -105,24 +106,17 @@ def simulate_fleet(
     slo: Slo | None = None,
     identity: Mapping[str, Any] | None = None,
 ) -> RunRecord:
-    """Serve an open-loop workload on ``replicas`` equal engines; every router gets the same requests and seeds.
+    """Serve a workload on ``replicas`` equal engines; every router gets the same requests and seeds.
 
     The step log of the result is the first replica's; requests, tokens and counters are of all.
 
     Raises:
-        ValueError: no such router, no replica, or a closed loop, whose clients would have to be divided too.
+        ValueError: no such router, or no replica.
     """
     if replicas < 1:
         raise ValueError(f"a fleet has at least 1 replica, got {replicas}")
-    if workload.concurrency is not None:
-        raise ValueError("a fleet serves an open loop: choose arrivals with times (poisson, as_recorded …)")
     chooser = make_router(router, setup.layout.page_size)
     rngs = [None if seed is None else np.random.default_rng([seed, i]) for i in range(replicas)]
     fleet = [Replica(setup, model, rng) for rng in rngs]
-    for number, wanted in enumerate(workload.requests):
-        for replica in fleet:
-            replica.advance(wanted.due_s)
-        fleet[chooser.choose(wanted, fleet)].send(number, wanted, wanted.due_s)
-    for replica in fleet:
-        replica.advance(FOREVER)
-    return recorded(workload, fleet, model, slo=slo, identity=identity)
+    sent = serve(workload, fleet, chooser.choose, {}, model.delivery_ms / 1000)
+    return recorded(workload, fleet, sent, model, slo=slo, identity=identity)

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from harness.deliveries import split
-from harness.record import ConfigValue, RequestRecord, RunRecord
+from harness.record import ConfigValue, Outcome, RequestRecord, RunRecord
+from harness.simulate.clients import Sent, serve
 from harness.simulate.replica import Replica, Served
 from harness.simulate.setup import EngineSetup
 from harness.simulate.step_time import StepTimeModel
 from harness.slo import Slo
 from workloads.workload import Workload
-
-FOREVER = float("inf")
 
 
 def simulate(
@@ -42,36 +41,14 @@ def simulate(
         ModelError: a step of a kind that was never measured.
     """
     replica = Replica(setup, model, rng, leap)
-    serve(workload, replica, output_tokens or {})
-    return recorded(workload, [replica], model, slo=slo, identity=identity)
-
-
-def serve(workload: Workload, replica: Replica, output_tokens: Mapping[str, int]) -> None:
-    """Send every request when it is due and, in a closed loop, a place is free; run until all have ended."""
-    if workload.concurrency is None:
-        for number, wanted in enumerate(workload.requests):
-            replica.advance(wanted.due_s)
-            replica.send(number, wanted, wanted.due_s, output_tokens.get(wanted.request_id))
-        replica.advance(FOREVER)
-        return
-    free = [0.0] * workload.concurrency  # when each place became free
-    heapq.heapify(free)
-    seen = 0
-    for number, wanted in enumerate(workload.requests):
-        while not free:
-            replica.turn(FOREVER)
-            for ended in replica.ended[seen:]:
-                heapq.heappush(free, replica.served[ended].ended_s or 0.0)
-            seen = len(replica.ended)
-        at = max(wanted.due_s, heapq.heappop(free))
-        replica.advance(at)
-        replica.send(number, wanted, at, output_tokens.get(wanted.request_id))
-    replica.advance(FOREVER)
+    sent = serve(workload, [replica], lambda wanted, replicas: 0, output_tokens or {}, model.delivery_ms / 1000)
+    return recorded(workload, [replica], sent, model, slo=slo, identity=identity)
 
 
 def recorded(
     workload: Workload,
     replicas: Sequence[Replica],
+    sent: Sent,
     model: StepTimeModel,
     *,
     slo: Slo | None = None,
@@ -90,15 +67,19 @@ def recorded(
     deliveries = split(len(workload), columns)
     requests = []
     for number, wanted in enumerate(workload.requests):
+        if number in sent.given_up:
+            planned = RequestRecord(wanted.request_id, len(wanted.prompt_ids), wanted.max_new_tokens)
+            requests.append(replace(planned, outcome=Outcome.CANCELLED, error=sent.given_up[number]))
+            continue
         s = served[number]
         requests.append(
             RequestRecord(
                 wanted.request_id,
-                prompt_tokens=len(wanted.prompt_ids),
+                prompt_tokens=sent.prompt_tokens[number],
                 planned_prompt_tokens=len(wanted.prompt_ids),
                 max_new_tokens=wanted.max_new_tokens,
                 prefix_group=wanted.prefix_group,
-                t_sched_ns=round(wanted.due_s * 1e9),
+                t_sched_ns=sent.due_ns[number],
                 t_submit_ns=round(s.sent_s * 1e9),
                 t_admit_ns=None if s.admitted_s is None else round(s.admitted_s * 1e9),
                 t_done_ns=None if s.ended_s is None else round((s.ended_s + late_s) * 1e9),

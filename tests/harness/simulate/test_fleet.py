@@ -67,5 +67,12 @@ def test_what_a_fleet_refuses(by_hand: SimpleNamespace) -> None:
         make_router("random", 4)
     with pytest.raises(ValueError, match="at least 1"):
         simulate_fleet(groups(2), by_hand.setup(), by_hand.model(), 0, "round_robin")
-    with pytest.raises(ValueError, match="open loop"):
-        simulate_fleet(by_hand.workload((0.0, 1, 1), concurrency=1), by_hand.setup(), by_hand.model(), 1, "round_robin")
+
+
+def test_a_closed_loop_before_a_fleet(by_hand: SimpleNamespace) -> None:
+    """Two places, two replicas: each request has a replica to itself, so all take the same 6.5 ms."""
+    workload = by_hand.workload(*[(0.0, 4, 2)] * 6, concurrency=2)
+    record = simulate_fleet(workload, by_hand.setup(), by_hand.model(), 2, "least_loaded")
+    spans = [(r.t_done_ns or 0) - (r.t_submit_ns or 0) for r in record.requests]
+    assert max(spans) - min(spans) <= 1_000_000  # half a ms between turns, at the most one more
+    assert record.requests[-1].t_submit_ns == pytest.approx(2 * 6_500_000, abs=1_500_000)

@@ -16,8 +16,8 @@ from harness.metrics import compute_tables, run_values
 from harness.record import Outcome, RunRecord
 from harness.report.html import write_report
 from harness.simulate import EngineSetup, simulate
+from harness.simulate.clients import serve
 from harness.simulate.replica import Replica
-from harness.simulate.simulation import serve
 from harness.simulate.step_time import Cost
 from harness.store import write_result
 from workloads.workload import ScheduledRequest, Workload
@@ -190,8 +190,31 @@ def test_captured_steps_are_padded_as_the_engine_pads_them(by_hand: SimpleNamesp
     assert not record.steps[record.steps["kind"] == "prefill"]["graph"].any()
 
 
+def test_a_session_waits_for_its_answers_and_finds_them_in_the_cache(by_hand: SimpleNamespace) -> None:
+    """The second turn is due 100 ms after the first ended, at 17 ms; its prompt holds the first turn's prompt and
+    answer: 8 + 5 tokens, of which three pages were filled and are not computed again."""
+    first = ScheduledRequest("a", 0.0, tuple(range(1, 9)), 5)
+    second = ScheduledRequest(
+        "b", 0.0, (*range(1, 9), *[99] * 5, 70, 71), 2, follows="a", think_s=0.1, takes_answer=True
+    )
+    record = simulate(Workload("session", (first, second)), by_hand.setup(), by_hand.model())
+    assert times_ms(record)[-1] == pytest.approx(3 + 4 * 3.5)
+    assert record.requests[1].t_sched_ns == 117_000_000
+    assert record.requests[1].prompt_tokens == 15
+    assert record.requests[1].cached_tokens == 12
+
+
+def test_a_session_that_fails_does_not_go_on(by_hand: SimpleNamespace) -> None:
+    first = ScheduledRequest("a", 0.0, (1,) * 500, 5)
+    second = ScheduledRequest("b", 0.0, (1, 2), 2, follows="a")
+    record = simulate(Workload("session", (first, second)), by_hand.setup(), by_hand.model())
+    assert [r.outcome for r in record.requests] == [Outcome.REJECTED, Outcome.CANCELLED]
+    assert "not sent" in (record.requests[1].error or "")
+    assert run_values(record)["n_cancelled"] == 1
+
+
 def test_a_replica_serves_again_after_idling(by_hand: SimpleNamespace) -> None:
     replica = Replica(by_hand.setup(), by_hand.model())
-    serve(by_hand.workload((0.0, 4, 2), (1.0, 4, 2)), replica, {})
+    serve(by_hand.workload((0.0, 4, 2), (1.0, 4, 2)), [replica], lambda wanted, replicas: 0, {})
     assert [s.ended_s for s in replica.served.values()] == pytest.approx([0.0065, 1.0065])
     assert not replica.outstanding
