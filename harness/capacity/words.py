@@ -72,6 +72,10 @@ def remarks(plan: Plan) -> list[str]:
             f"Little's law at the capacity: {number(plan.little.logged)} requests in the system by the step log, "
             f"{number(plan.little.predicted)} by rate x time of stay ({plan.little.difference:+.1%})."
         )
+    lines.append(
+        "Simulated from in-process runs: no HTTP parsing, network or authentication is in it. Load-test a server with "
+        "the same settings before relying on the number (experiment=server_load)."
+    )
     return lines
 
 

@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 
 from harness.analysis.comparison import Finding
 from harness.report import plots
+from harness.report.adoption import adoption_section
 from harness.report.arms import Arm, by_facet, group_arms, memory_metric
 from harness.report.completeness import missing_notes
 from harness.report.evidence import (
@@ -61,6 +62,7 @@ def write_report(directory: Path | str) -> Path:
             saturation_section(arms),
             slo_section(results, arms),
             *_plot_sections(results, arms),
+            adoption_section(results, arms, findings),
             slowest_section(results, arms),
             ledger_section(results, arms),
             divergences_section(results, arms),

@@ -22,7 +22,7 @@ from harness.slo import Slo
 from harness.tune.confirm import Confirmation, confirm
 from harness.tune.engine_runs import engine_measure, job_config
 from harness.tune.space import baseline, changes, variables
-from harness.tune.study import TuneError, open_study, ranked, search_settings
+from harness.tune.study import TuneError, choose, open_study, ranked, search_settings
 
 USAGE = """cb-tune RESULTS… slo.ttft_p95_ms=500 [KEY=VALUE…]
   RESULTS         folders of measured runs (engine=ours): step times and baseline settings come from them
@@ -109,7 +109,7 @@ def _tune(question: Question, settings: TuneSettings) -> int:
 
     search_settings(study, space, base, setup, capacity_of, settings.trials, report)
     order = ranked(study, space)
-    best, value = order[0]
+    best, value = choose(order, base)
     if value <= 0:
         raise NothingMeets("no settings keep the SLO at any rate; relax it or measure a faster engine")
     base_value = next((v for s, v in order if s == base), value)
@@ -145,7 +145,7 @@ def _write(
 ) -> None:
     """The settings with the reason for each value, and everything that led to them."""
     lines = [f"# ContinuousBatchingConfig under {slo.as_json()}; behind each value why."]
-    best, best_value = order[0]
+    best, best_value = choose(order, base)
     base_value = next((v for s, v in order if s == base), None)
     for name, value in chosen.items():
         reason = _reason(name, value, base, best, order, confirmed)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from harness.capacity.search import Capacity, NothingMeets
+from harness.capacity.search import TOLERANCE, Capacity, NothingMeets
 from harness.simulate import EngineSetup
 from harness.tune.space import Variable
 
@@ -92,6 +92,12 @@ def ranked(study: optuna.Study, space: Sequence[Variable]) -> list[tuple[dict[st
         if trial.value is not None and len(trial.params) == len(space):
             found.setdefault(_key(trial.params), (dict(trial.params), float(trial.value)))
     return sorted(found.values(), key=lambda pair: -pair[1])
+
+
+def choose(order: Sequence[tuple[dict[str, Any], float]], base: Mapping[str, Any]) -> tuple[dict[str, Any], float]:
+    """Of the settings that bisection cannot tell from the best, the one that changes the baseline least."""
+    near = [(settings, value) for settings, value in order if value * (1 + TOLERANCE) >= order[0][1]]
+    return min(near, key=lambda pair: sum(value != base[name] for name, value in pair[0].items()))
 
 
 def _key(settings: Mapping[str, Any]) -> str:

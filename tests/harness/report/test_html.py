@@ -75,8 +75,9 @@ def test_page_is_well_formed_and_needs_nothing_from_outside(engines_dir: Path, p
 
 def test_page_of_engines_has_every_part(engines_dir: Path, page_of: Callable) -> None:
     text = page_of(engines_dir)
-    parts = ["Results", "Service level", "Throughput", "Throughput against latency", "Latency distributions", "Padding"]
-    parts += ["Over time"]
+    parts = ["Results", "Service level", "Throughput", "Throughput against latency"]
+    parts += ["Latency distributions", "Padding"]
+    parts += ["Over time", "Before adopting"]
     parts += ["What caused the slowest", "Memory", "Failures", "Settings"]
     assert sections(text) == [*parts, "Provenance", "Run it again"]
     assert "What does continuous batching gain over padded static batching?" in text

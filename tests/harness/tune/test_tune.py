@@ -18,6 +18,7 @@ from harness.tune.app import main
 from harness.tune.confirm import Measured, confirm
 from harness.tune.engine_runs import headroom, job_config, read_measured
 from harness.tune.space import baseline, changes, retreat, variables
+from harness.tune.study import choose
 
 BASE = {"max_batch_tokens": 256, "max_requests_per_batch": 64, "scheduler_type": "fifo", "safety_margin": 0.0}
 ORDER = tuple(BASE)
@@ -46,6 +47,13 @@ def test_m_fail_02_the_variable_changed_last_goes_back() -> None:
     assert second is not None
     assert (second.variable, changes(second.settings, BASE)) == ("max_batch_tokens", {})
     assert retreat(second.settings, BASE, ORDER) is None
+
+
+def test_equal_settings_are_those_with_the_fewest_changes() -> None:
+    """Bisection ends within 2 %: 10.1 cannot be told from 10.2, 9.9 can."""
+    two = {**BASE, "safety_margin": 0.3, "max_batch_tokens": 512}
+    one = {**BASE, "safety_margin": 0.3}
+    assert choose([(two, 10.2), (one, 10.1), (BASE, 9.9)], BASE) == (one, 10.1)
 
 
 def engine(values: Mapping[str, Any], noise: float = 0.0, shortage: Any = None) -> Any:
