@@ -1,19 +1,19 @@
-"""``cb-bench``: the command line. Hydra composes and fans out, this module explains errors and closes a run.
+"""``cb-bench``: the command line. Hydra composes and fans out, this module runs what was planned and closes it.
 
-Everything that can be wrong with a command is found before anything runs: the configs of all jobs are composed here
-once, errors in them become one line with the nearest right name, and only then Hydra's own entry point is called.
+Everything that can be wrong with a command is found before anything runs: the configs of all jobs are composed once
+(:mod:`harness.plan`), errors in them become one line with the nearest right name (:mod:`harness.explain`), and only
+then Hydra's own entry point is called.
 """
 
 from __future__ import annotations
 
 import os
-import re
 import signal
 import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -22,68 +22,40 @@ import hydra
 from hydra._internal.core_plugins.basic_launcher import BasicLauncher
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
-from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 from hydra.types import RunMode
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
 from harness import gate, manifest, store
-from harness.analysis.design import variable_of
+from harness.arguments import as_hydra_reads, only_shows
 from harness.blocks import Place
 from harness.check import check_engines
-from harness.config import config_hash, group_options, plain
-from harness.errors import explain_config_error, one_line
+from harness.compose import CONFIG_MODULE, CONFIG_NAME, composing
+from harness.config import config_hash, plain
+from harness.errors import one_line
 from harness.estimate import PlannedRun, history, listing
-from harness.expand import PlannedJob, check_files, checked, dotted_keys, expand, shown_overrides
+from harness.expand import shown_overrides
+from harness.explain import explain
 from harness.gpus import VISIBLE, gpu_count, host_locks, own_gpu, visible_gpus
 from harness.job import Job, run_job
 from harness.launch import launch
 from harness.manifest import JobState
-from harness.resume import remaining, unfinished_sweep
+from harness.plan import Plan, make_plan, pinned
+from harness.resume import remaining
 from harness.sweep import arm, check_unused, combine_jobs, failed_lines, kept_line
 
-CONFIG_PATH = "pkg://sweeps"
-CONFIG_NAME = "config"
 EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
-
-# Flags with which Hydra shows something instead of running, and those that take a value.
-_SHOWING = ("--help", "-h", "--hydra-help", "--version", "--cfg", "-c", "--info", "-i", "--shell-completion", "-sc")
-# What other tools call these settings.
-_SPELLINGS = {"--dry-run": "dry_run=true", "--resume": "resume=true"}
-_WITH_VALUE = ("--cfg", "-c", "--package", "-p", "--config-path", "-cp", "--config-name", "-cn", "--config-dir", "-cd")
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """What a command line comes to: run or sweep, where its results go, and its complete arguments for Hydra.
-
-    Attributes:
-        overrides: of ``arguments``, those that compose the config.
-        configs: of every job that is known beforehand, the first one at least.
-        jobs: of a sweep, in order; () for a single run, and where a sweeper decides as it goes.
-        resumed: whether it goes on with what ``directory`` holds.
-    """
-
-    multirun: bool
-    directory: Path
-    reference_engine: str | None
-    arguments: tuple[str, ...]
-    overrides: tuple[str, ...]
-    configs: tuple[Mapping[str, Any], ...]
-    jobs: tuple[PlannedJob, ...] = ()
-    resumed: bool = False
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run ``cb-bench`` and return its exit code: 0 ok, 1 a run failed, 2 wrong command or config, 130 interrupted."""
-    arguments = [_quote_null(_SPELLINGS.get(a, a)) for a in (sys.argv[1:] if argv is None else argv)]
+    arguments = as_hydra_reads(sys.argv[1:] if argv is None else argv)
     full_error = os.environ.get("HYDRA_FULL_ERROR") == "1"
     plan: Plan | None = None
     try:
         with _hydra_raises(), _terminated_as_interrupted():
-            if any(a.split("=", 1)[0] in _SHOWING for a in arguments):
+            if only_shows(arguments):
                 _hydra_main(arguments)
                 return 0
             plan = make_plan(arguments)
@@ -91,7 +63,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 check_unused(plan.directory)
             for line in check_engines(plan.configs):
                 print(f"cb-bench: will fail: {line}", file=sys.stderr)
-            plan = _pinned(plan)
+            plan = pinned(plan)
             finished = len(plan.jobs)
             if plan.resumed:
                 plan = replace(plan, jobs=remaining(plan.directory, plan.jobs))
@@ -114,150 +86,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (HydraException, OmegaConfBaseException, ValueError) as error:
         if full_error:
             raise
-        print(f"cb-bench: {_explain(error, arguments)}", file=sys.stderr)
+        print(f"cb-bench: {explain(error, arguments)}", file=sys.stderr)
         return EXIT_USAGE
     except OSError as error:  # a full disk, a folder that was taken away: found while running
         if full_error:
             raise
         print(f"cb-bench: {one_line(error)}; results could not be written completely", file=sys.stderr)
         return EXIT_FAILED
-
-
-def make_plan(arguments: Sequence[str]) -> Plan:
-    """Compose all jobs of a command and find out what it will do.
-
-    Raises:
-        HydraException, OmegaConfBaseException, ValueError: something in it is wrong.
-    """
-    overrides, flags = split_arguments(arguments)
-    _refuse_mistaken(arguments)
-    with _initialised():
-        loader = GlobalHydra.instance().config_loader()
-        parsed = OverridesParser.create(config_loader=loader).parse_overrides(list(overrides))
-        swept = [o for o in parsed if o.is_sweep_override()]
-        first = [_first_value(o) for o in parsed]
-        config = loader.load_configuration(CONFIG_NAME, [*first, *_own_configs(flags)], run_mode=RunMode.RUN)
-    values = checked(config)
-    experiment = values["experiment"]
-    arm(values, config.hydra.runtime.choices, experiment["variable"])  # refuses a variable that does not exist
-    multirun = config.hydra.mode == RunMode.MULTIRUN or any(f in ("-m", "--multirun") for f in flags)
-    if swept and not multirun:
-        raise ValueError(f"{swept[0].input_line!r} gives several values, which makes it a sweep: add -m")
-    added = []
-    if multirun and experiment["variable"] is None:
-        variable = variable_of([o.key_or_group for o in swept])
-        if variable:
-            added.append(f"experiment.variable='{variable}'")
-            OmegaConf.update(config, "experiment.variable", variable)
-    if multirun and (fixed := [o.key_or_group for o in parsed if not o.is_sweep_override()]):
-        # Names of job folders say what differs between them; Hydra's own setting carries the rest to its workers.
-        added.append(_not_in_names(fixed))
-    key = "hydra.sweep.dir" if multirun else "hydra.run.dir"
-    directory = Path(OmegaConf.select(config, key)).absolute()
-    if values["resume"]:
-        if not multirun:
-            raise ValueError("resume=true goes on with a sweep; a single run is measured anew: leave resume away")
-        directory = unfinished_sweep(directory, named=any(o.key_or_group == key for o in parsed))
-    added.append(f"{key}='{directory}'")
-    if multirun and not any(f in ("-m", "--multirun") for f in flags):
-        flags = ["-m", *flags]
-    complete = (*overrides, *added, *_own_configs(flags))
-    jobs = None
-    if multirun:
-        with _initialised():
-            loader = GlobalHydra.instance().config_loader()
-            jobs = expand(loader, CONFIG_NAME, complete)
-    configs = tuple({job.place.arm: job.config for job in jobs}.values()) if jobs else (values,)
-    for note in check_files(configs):
-        print(f"cb-bench: {note}", file=sys.stderr)
-    # Sampled tokens differ between engines by right: nothing to compare then.
-    reference = None if values["generation"]["do_sample"] else values["measure"]["reference_engine"]
-    arguments = (*flags, *overrides, *added)
-    if values["resume"] and not jobs:
-        raise ValueError("resume=true needs a sweep whose jobs are known: this sweeper decides as it goes")
-    return Plan(multirun, directory, reference, arguments, complete, configs, tuple(jobs or ()), values["resume"])
-
-
-_NOT_IN_NAMES = "hydra.job.config.override_dirname.exclude_keys="
-
-
-def _not_in_names(keys: Sequence[str]) -> str:
-    return _NOT_IN_NAMES + "[" + ",".join(f"'{k}'" for k in keys) + "]"
-
-
-def _pinned(plan: Plan) -> Plan:
-    """``plan``; with ``mode=pinned``, its jobs with what their baseline derives as overrides.
-
-    Raises:
-        ValueError: there is no baseline to resolve, or its engine cannot be made.
-    """
-    if plan.configs[0]["mode"] != "pinned":
-        return plan
-    if not plan.jobs:
-        raise ValueError(
-            "mode=pinned fixes what the baseline of a sweep derives: it needs a sweep whose jobs are known"
-        )
-    from harness.pinning import pins
-
-    found = pins(plan.jobs)
-    texts = list(dict.fromkeys(text for arm in found.values() for text in arm))
-    print(f"pinned to the baseline's resolved values: {' '.join(texts) or 'nothing was derived'}")
-    fixed = [o.partition("=")[0] for o in plan.jobs[0].overrides if not o.startswith("hydra")]
-    swept = {k.partition("=")[0] for k in _swept(plan.jobs)}
-    names = [k for k in dict.fromkeys([*fixed, *(text.partition("=")[0] for text in texts)]) if k not in swept]
-    overrides = (*(o for o in plan.overrides if not o.startswith(_NOT_IN_NAMES)), _not_in_names(names))
-    with _initialised():
-        jobs = expand(GlobalHydra.instance().config_loader(), CONFIG_NAME, overrides, found)
-    assert jobs is not None  # it was one before
-    configs = tuple({job.place.arm: job.config for job in jobs}.values())
-    return replace(plan, overrides=overrides, jobs=tuple(jobs), configs=configs)
-
-
-def _swept(jobs: Sequence[PlannedJob]) -> set[str]:
-    """Overrides that not every job has."""
-    return {o for job in jobs for o in job.overrides if any(o not in other.overrides for other in jobs)}
-
-
-def split_arguments(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Arguments as (overrides, flags with their values)."""
-    overrides, flags = [], []
-    waiting = False
-    for argument in arguments:
-        if waiting or argument.startswith("-"):
-            flags.append(argument)
-            waiting = not waiting and argument in _WITH_VALUE
-        else:
-            overrides.append(argument)
-    return overrides, flags
-
-
-def _quote_null(argument: str) -> str:
-    """``engine=null`` means the engine of that name; unquoted, Hydra's grammar takes it for "no engine"."""
-    key, equals, value = argument.partition("=")
-    if key != "engine":
-        return argument
-    return key + equals + ",".join("'null'" if v == "null" else v for v in value.split(","))
-
-
-def _refuse_mistaken(arguments: Sequence[str]) -> None:
-    """Answer what newcomers try and what Hydra would answer by its own rules.
-
-    Raises:
-        ValueError: says what to write instead.
-    """
-    for argument in arguments:
-        key, _, value = argument.partition("=")
-        if key == "model" and ("/" in value or value.endswith(".gguf")):
-            raise ValueError(
-                f"model= chooses a shipped preset; for a folder, a .gguf file or a hub id write model.name={value}"
-            )
-
-
-def _first_value(override: Override) -> str:
-    """The override itself, or with the first of its values if it has several."""
-    if not override.is_sweep_override():
-        return str(override.input_line)
-    return f"{override.get_key_element()}={next(iter(override.sweep_string_iterator()))}"
 
 
 def _prepare(plan: Plan) -> None:
@@ -280,7 +115,7 @@ def _prepare(plan: Plan) -> None:
         ) from error
 
 
-@hydra.main(version_base="1.3", config_path=CONFIG_PATH, config_name=CONFIG_NAME)
+@hydra.main(version_base="1.3", config_path=f"pkg://{CONFIG_MODULE}", config_name=CONFIG_NAME)
 def _task(config: DictConfig) -> str:
     """One Hydra job, also in a launcher's worker process. Returns its state and raises nothing but Ctrl-C."""
     h = HydraConfig.get()
@@ -328,9 +163,9 @@ def _run(plan: Plan) -> None:
         if not plan.resumed:  # where all runs are measured already there is nothing to launch
             _hydra_main(plan.arguments)
         return
-    with _initialised():
+    with composing():
         running = GlobalHydra.instance().hydra
-        assert running is not None  # _initialised made it
+        assert running is not None  # composing made it
         # What hydra.main decorated: a launcher's worker calls it with a config that is composed already.
         launch(running, CONFIG_NAME, plan.overrides, [job.arguments for job in plan.jobs], _task.__wrapped__)
 
@@ -446,69 +281,3 @@ def _terminated_as_interrupted() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
-
-
-@contextmanager
-def _initialised() -> Iterator[None]:
-    """Hydra's global state for composing."""
-    with hydra.initialize_config_module("sweeps", version_base="1.3", job_name="cb-bench"):
-        yield
-
-
-def _own_configs(flags: Sequence[str]) -> list[str]:
-    """The user's ``--config-dir`` as an override, because composing knows no flags."""
-    for flag, following in zip(flags, [*flags[1:], ""], strict=False):
-        name, _, value = flag.partition("=")
-        if name in ("--config-name", "-cn", "--config-path", "-cp"):
-            raise ValueError(f"{name} is not for cb-bench: put your files in a folder and name it with --config-dir")
-        if name in ("--config-dir", "-cd"):
-            folder = Path(value or following)
-            if not folder.is_dir():
-                raise ValueError(f"--config-dir {folder} is no folder")
-            return [f"hydra.searchpath=['file://{folder.absolute()}']"]
-    return []
-
-
-def _explain(error: BaseException, arguments: Sequence[str]) -> str:
-    if isinstance(error, ValueError) and not isinstance(error, OmegaConfBaseException):
-        return one_line(error)
-    with _initialised():
-        loader = GlobalHydra.instance().config_loader()
-        options = group_options(loader)
-        line = explain_config_error(error, options, _chosen_keys(arguments, tuple(options)))
-        return _name_owners(line, options)
-
-
-def _name_owners(line: str, options: Mapping[str, Sequence[str]]) -> str:
-    """``line``; if it is about a key that other choices of its group have, it names those choices."""
-    found = re.fullmatch(r"unknown config key '(\w+)\.(\w+)'\..*", line)
-    if found is None or found[1] not in options:
-        return line
-    group, name = found[1], found[2]
-    loader = GlobalHydra.instance().config_loader()
-    owners = []
-    for option in options[group]:
-        try:
-            config = loader.load_configuration(CONFIG_NAME, [_quote_null(f"{group}={option}")], run_mode=RunMode.RUN)
-        except (HydraException, OmegaConfBaseException):  # one that needs more than its name
-            continue
-        if OmegaConf.is_config(config[group]) and name in config[group]:
-            owners.append(f"{group}={option}")
-    if not owners:
-        return line
-    # A near name in the same group may be what was meant; one elsewhere is not.
-    head = line if f"'{group}." in line.partition("Did you mean")[2] else f"unknown config key '{group}.{name}'."
-    return f"{head} The chosen {group} has no {name}; add {' or '.join(owners[:4])}."
-
-
-def _chosen_keys(arguments: Sequence[str], groups: Sequence[str]) -> list[str]:
-    """Keys of the config with the groups that ``arguments`` choose; of the default one if that is what is wrong."""
-    overrides, flags = split_arguments(arguments)
-    loader = GlobalHydra.instance().config_loader()
-    try:
-        chosen = [t for t in overrides if t.split("=", 1)[0].split("@")[0].lstrip("+~") in groups]
-        first = [_first_value(o) for o in OverridesParser.create(config_loader=loader).parse_overrides(chosen)]
-        config = loader.load_configuration(CONFIG_NAME, [*first, *_own_configs(flags)], run_mode=RunMode.RUN)
-    except (HydraException, OmegaConfBaseException, ValueError):
-        config = loader.load_configuration(CONFIG_NAME, [], run_mode=RunMode.RUN)
-    return dotted_keys(OmegaConf.to_container(config, resolve=False))

@@ -10,12 +10,12 @@ from typing import Any
 
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.config_loader import ConfigLoader
-from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from harness.analysis.design import check_design, facet_key
 from harness.blocks import Place, arrange
+from harness.compose import CONFIG_NAME, parse
 from harness.config import check, check_mode, plain, unknown_keys
 from harness.errors import unknown_key
 from harness.models import ModelSpec, check_source
@@ -59,7 +59,6 @@ class _Arm:
 
 def expand(
     loader: ConfigLoader,
-    config_name: str,
     overrides: Sequence[str],
     pins: Mapping[int, Sequence[str]] | None = None,
 ) -> list[PlannedJob] | None:
@@ -76,13 +75,13 @@ def expand(
         HydraException, OmegaConfBaseException, ValueError: something is wrong in one of them.
         ConfoundedSweep: its arms differ in more than the variable.
     """
-    master = loader.load_configuration(config_name, list(overrides), run_mode=RunMode.MULTIRUN)
+    master = loader.load_configuration(CONFIG_NAME, list(overrides), run_mode=RunMode.MULTIRUN)
     sweeper = master.hydra.sweeper
     if not str(sweeper._target_).endswith(f".{BasicSweeper.__name__}"):
         return None
     given = [f"{key}={value}" for key, value in (sweeper.get("params") or {}).items()]
     given += list(master.hydra.overrides.task)
-    parsed = OverridesParser.create(config_loader=loader).parse_overrides(given)
+    parsed = parse(loader, given)
     (batch,) = BasicSweeper.split_arguments(parsed, None)
     chosen = list(dict.fromkeys(tuple(c) for c in batch))
     arms = [_compose(loader, master, (*c, *(pins or {}).get(i, ()))) for i, c in enumerate(chosen)]

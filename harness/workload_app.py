@@ -13,13 +13,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hydra import initialize_config_module
-from hydra.core.global_hydra import GlobalHydra
+from hydra.core.config_loader import ConfigLoader
 from hydra.errors import HydraException
-from hydra.types import RunMode
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from harness.compose import composing, load
 from harness.config import group_options
 from harness.errors import explain_config_error, one_line
 from harness.expand import checked, dotted_keys
@@ -34,8 +33,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Exit code 0, or 2 with one line on standard error for what is wrong."""
     args = _parser().parse_args(argv)
     try:
-        with initialize_config_module("sweeps", version_base="1.3", job_name="cb-workload"):
-            config = _composed(args.overrides)
+        with composing("cb-workload") as loader:
+            config = _composed(loader, args.overrides)
         if args.command == "lengths":
             _lengths(args, config)
         else:
@@ -71,14 +70,12 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _composed(overrides: Sequence[str]) -> dict[str, Any]:
+def _composed(loader: ConfigLoader, overrides: Sequence[str]) -> dict[str, Any]:
     """The configuration of cb-bench under ``overrides``; ValueError in one line for a wrong one."""
-    loader = GlobalHydra.instance().config_loader()
     try:
-        return checked(loader.load_configuration("config", list(overrides), run_mode=RunMode.RUN))
+        return checked(load(loader, overrides))
     except (HydraException, OmegaConfBaseException) as error:
-        default = loader.load_configuration("config", [], run_mode=RunMode.RUN)
-        keys = dotted_keys(OmegaConf.to_container(default, resolve=False))
+        keys = dotted_keys(OmegaConf.to_container(load(loader, []), resolve=False))
         raise ValueError(explain_config_error(error, group_options(loader), keys)) from error
 
 

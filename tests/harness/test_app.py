@@ -9,8 +9,10 @@ import signal
 import pytest
 
 from harness import app, manifest
-from harness.app import main, make_plan, split_arguments
+from harness.app import main
+from harness.arguments import split_arguments
 from harness.manifest import JobState
+from harness.plan import make_plan
 
 
 @pytest.fixture(autouse=True)

@@ -149,7 +149,7 @@ def specification():
     """A job as cb-bench writes it for the gate to read."""
     from omegaconf import OmegaConf
 
-    from harness.app import make_plan
+    from harness.plan import make_plan
 
     plan = make_plan(["model=tiny-llama", "workload=uniform_burst", "workload.requests=2", "measure.device=cpu"])
     groups = ("engine", "model", "arrival", "workload", "generation", "measure")

@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from harness.app import _pinned, make_plan
 from harness.pinning import overrides, resolve
+from harness.plan import make_plan, pinned
 
 RESOLVED = [
     ("page_size", 16, "default"),
@@ -20,7 +20,7 @@ RESOLVED = [
 ]
 
 
-def test_only_open_derived_settings_of_the_arm_are_pinned():
+def test_only_open_derived_settings_of_the_arm_arepinned():
     engine = dict.fromkeys(("page_size", "num_blocks", "max_memory_percent", "use_cuda_graph", "safety_margin"))
     config = {"engine": engine | {"name": "ours", "max_requests_per_batch": None}}
     # Not the default, not the user's, not what no key sets, not the budget beside what it sizes, not the variable.
@@ -38,9 +38,9 @@ def test_a_scheduler_sweep_has_one_margin(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     sweep = ("-m", "engine=ours_small", "model=tiny-llama", "engine.scheduler_type=fifo,prefill_first")
     auto = make_plan(sweep)
-    assert _pinned(auto) is auto
+    assert pinned(auto) is auto
     assert [c["engine"]["safety_margin"] for c in auto.configs] == [None, None]
-    plan = _pinned(make_plan([*sweep, "mode=pinned"]))
+    plan = pinned(make_plan([*sweep, "mode=pinned"]))
     assert "engine.safety_margin=0.15" in capsys.readouterr().out
     assert [c["engine"]["safety_margin"] for c in plan.configs] == [0.15, 0.15]
     assert [job.name.rpartition("-")[0] for job in plan.jobs] == [
@@ -53,7 +53,7 @@ def test_a_scheduler_sweep_has_one_margin(tmp_path, monkeypatch, capsys):
 def test_pinning_needs_a_sweep(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ValueError, match="it needs a sweep whose jobs are known"):
-        _pinned(make_plan(["engine=ours_small", "mode=pinned"]))
+        pinned(make_plan(["engine=ours_small", "mode=pinned"]))
 
 
 def test_an_engine_that_cannot_be_made_is_one_line(tmp_path, monkeypatch):

@@ -7,10 +7,11 @@ from dataclasses import asdict
 import pytest
 
 from harness import manifest
-from harness.app import main, make_plan
+from harness.app import main
 from harness.config import config_hash
 from harness.estimate import History, PlannedRun, estimate, listing
 from harness.manifest import JobState
+from harness.plan import make_plan
 from harness.resume import remaining, unfinished_sweep
 
 SWEEP = ["-m", "engine='null'", "model=tiny-llama", "engine.ttft_ms=10,20,30", "measure.repeats=2"]

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from harness.app import Plan, make_plan
 from harness.estimate import History, PlannedRun, listing
+from harness.plan import Plan, make_plan
 
 FOLDER = Path(__file__).parents[2] / "sweeps" / "experiment"
 NAMES = sorted(path.stem for path in FOLDER.glob("*.yaml"))
