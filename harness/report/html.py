@@ -14,6 +14,7 @@ from harness.analysis.comparison import Finding
 from harness.report import plots
 from harness.report.adoption import adoption_section
 from harness.report.arms import Arm, by_facet, group_arms, memory_metric
+from harness.report.break_even import warm_up_section
 from harness.report.completeness import missing_notes
 from harness.report.evidence import (
     divergences_section,
@@ -61,6 +62,7 @@ def write_report(directory: Path | str) -> Path:
             section("Results", results_table(results, arms, findings)),
             saturation_section(arms),
             slo_section(results, arms),
+            warm_up_section(arms),
             *_plot_sections(results, arms),
             adoption_section(results, arms, findings),
             slowest_section(results, arms),
