@@ -70,6 +70,11 @@ class Arm:
         return f"{self.facet} · {self.series}" if self.facet else self.series
 
     @property
+    def varies_requests(self) -> bool:
+        """Whether the requests or their times are what the experiment varies."""
+        return any(name.partition(".")[0] in ("workload", "arrival") for name in (self.variable or "").split(","))
+
+    @property
     def number(self) -> float | None:
         """The variable's value if it is a number."""
         return as_number(self.value)

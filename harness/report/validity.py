@@ -98,7 +98,7 @@ def _other_tokens(arms: Sequence[Arm]) -> list[str]:
 
 def _unequal_workloads(arms: Sequence[Arm]) -> list[str]:
     lines = []
-    for facet, members in by_facet(arms).items():
+    for facet, members in by_facet([a for a in arms if not a.varies_requests]).items():
         # The seed may change from repeat to repeat; inside one repeat all arms must get the same requests.
         by_repeat: dict[object, set[str]] = {}
         for arm in members:

@@ -34,7 +34,7 @@ def compare_arms(results: Results, arms: Sequence[Arm], thresholds: Thresholds |
             candidates,
             _again(members),
             facet=facet,
-            pair_by=PAIR_BY[1:] if _varies_requests(baseline.variable) else PAIR_BY,
+            pair_by=PAIR_BY[1:] if baseline.varies_requests else PAIR_BY,
             thresholds=thresholds,
         )
     return found
@@ -48,11 +48,6 @@ def _again(members: Sequence[Arm]) -> tuple[pd.DataFrame, pd.DataFrame] | None:
                 if not arm.is_replica and (arm.engine, arm.value) == (replica.engine, replica.value):
                     return arm.runs, replica.runs
     return None
-
-
-def _varies_requests(variable: str | None) -> bool:
-    """Whether the arms differ in their requests by intention."""
-    return any(name.partition(".")[0] in ("workload", "arrival") for name in (variable or "").split(","))
 
 
 def in_words(finding: Finding) -> str:

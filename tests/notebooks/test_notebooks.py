@@ -14,7 +14,7 @@ pytest.importorskip("ipykernel", reason="the extra [notebooks] is not installed"
 ROOT = Path(__file__).parents[2]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 NEEDED = {
-    "01_first_sweep": ("4 runs of 4 configs", "hroughput follows the load"),
+    "01_first_sweep": ("5 runs of 5 configs", "hroughput follows the load"),
     "02_static_vs_continuous": ("tokens/s, static",),
     "03_capacity_plan": ("predicted and measured", "plan.html"),
     "04_reading_the_step_log": ("ms a thousand prompt tokens", "of the worst 1 %"),

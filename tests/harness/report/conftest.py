@@ -177,6 +177,7 @@ def rate_sweep() -> list[RunRecord]:
                 "config_hash": f"{rate:08x}",
             }
             record = make_record(f"rate-{rate}-{repeat}", n=60, gap_ms=1000 / rate, wait_ms=wait_ms, **identity)
+            record.identity["workload_hash"] = f"at {rate}"
             record.memory |= {"weights_bytes": 3 << 30, "kv_cache_bytes": 2 << 30}
             record.slo = Slo("chat", ttft_p95_ms=500)
             records.append(record)
