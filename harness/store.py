@@ -85,7 +85,7 @@ def combine(directories: Sequence[Path]) -> dict[str, pd.DataFrame]:
 
 def empty_table(name: str) -> pd.DataFrame:
     """The table ``name`` with its columns and dtypes and no rows."""
-    return pd.DataFrame({c.name: pd.Series([], dtype=c.dtype) for c in TABLES[name]})
+    return pd.DataFrame({column: pd.Series([], dtype=dtype) for column, dtype in TABLES[name].dtypes.items()})
 
 
 def conform(name: str, frame: pd.DataFrame) -> pd.DataFrame:
@@ -94,7 +94,7 @@ def conform(name: str, frame: pd.DataFrame) -> pd.DataFrame:
     Raises:
         ValueError: a column the schema does not know, or a value its dtype cannot hold.
     """
-    wanted = {c.name: c.dtype for c in TABLES[name]}
+    wanted = TABLES[name].dtypes
     if extra := [c for c in frame.columns if c not in wanted]:
         raise ValueError(f"table {name!r} has columns the schema does not know: {', '.join(extra)}")
     missing = {c: pd.Series(pd.NA, index=frame.index, dtype=d) for c, d in wanted.items() if c not in frame.columns}
@@ -105,7 +105,7 @@ def conform(name: str, frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def _with_schema(name: str, frame: pd.DataFrame, path: Path) -> pd.DataFrame:
-    wanted = {c.name: c.dtype for c in TABLES[name]}
+    wanted = TABLES[name].dtypes
     if list(frame.columns) != list(wanted):
         differing = sorted(set(frame.columns) ^ set(wanted))
         raise NotAResult(f"{path} was written by another version: its columns differ in {differing}; measure again")

@@ -14,7 +14,7 @@ from harness.analysis.paired import PairedRatio, paired_ratio
 from harness.analysis.verdict import Judgement, Thresholds, Verdict, judge, noise_floor
 from harness.metrics.metric import HIGHER
 from harness.metrics.registry import RUN_METRICS
-from harness.tables import BESIDE
+from harness.tables.comparison import COMPARISON
 
 PAIR_BY = ("workload_hash", "seed", "repeat")
 """What two runs of a pair have in common."""
@@ -27,7 +27,7 @@ JUDGED = tuple(name for name, metric in RUN_METRICS.items() if metric.better is 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One row of the comparison table; the columns of :data:`harness.tables.BESIDE` are its definitions."""
+    """One row of the comparison table; the columns of :mod:`harness.tables.comparison` are its definitions."""
 
     facet: str
     baseline: str
@@ -121,10 +121,9 @@ def finding_of(findings: Sequence[Finding], facet: str, arm: str, metric: str) -
 
 
 def to_frame(findings: Sequence[Finding]) -> pd.DataFrame:
-    """The comparison table, with the dtypes of :data:`harness.tables.BESIDE`."""
+    """The comparison table, with the dtypes of :mod:`harness.tables.comparison`."""
     columns = {f.name: [asdict(row)[f.name] for row in findings] for f in fields(Finding)}
-    dtypes = {c.name: c.dtype for c in BESIDE["comparison"]}
-    return pd.DataFrame({name: pd.Series(columns[name], dtype=dtype) for name, dtype in dtypes.items()})
+    return pd.DataFrame({name: pd.Series(columns[name], dtype=dtype) for name, dtype in COMPARISON.dtypes.items()})
 
 
 def write_comparison(directory: Path, findings: Sequence[Finding]) -> None:

@@ -47,14 +47,14 @@ def frame(table: str, run_id: str, columns: Mapping[str, Any], n: int) -> pd.Dat
         columns: by name; lists are converted to the column's dtype, arrays must have it already. ``run_id`` is added.
     """
     given = {"run_id": strings([run_id], np.zeros(n, dtype=np.int64)), **columns}
-    names = [c.name for c in TABLES[table]]
+    names = list(TABLES[table].dtypes)
     if set(given) != set(names):
         raise SchemaError(
             f"table {table!r}: missing columns {sorted(set(names) - set(given))}, "
             f"unknown columns {sorted(set(given) - set(names))}"
         )
     data: dict[str, Any] = {}
-    for c in TABLES[table]:
+    for c in TABLES[table].columns:
         value = given[c.name]
         data[c.name] = pd.array(value, dtype=c.dtype) if isinstance(value, list) else value
     result = pd.DataFrame(data, copy=False)
@@ -64,7 +64,7 @@ def frame(table: str, run_id: str, columns: Mapping[str, Any], n: int) -> pd.Dat
 
 def rows_frame(table: str, run_id: str, rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
     """The frame of mappings, one a row; a key that is no column is a SchemaError naming the columns there are."""
-    names = [c.name for c in TABLES[table] if c.name != "run_id"]
+    names = [n for n in TABLES[table].dtypes if n != "run_id"]
     unknown = sorted({key for row in rows for key in row} - set(names))
     if unknown:
         raise SchemaError(f"table {table!r} has no columns {unknown}; it has {names}")

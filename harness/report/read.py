@@ -113,7 +113,7 @@ def _table(name: str, folder: Path, notes: list[str]) -> pd.DataFrame:
     wanted = _NEEDED[name]
     try:
         frame = pd.read_parquet(path, columns=None if wanted is None else list(wanted))
-        known = [c.name for c in TABLES[name]]
+        known = list(TABLES[name].dtypes)
         missing = [c for c in (wanted or known) if c not in frame.columns]
         if "run_id" in missing:
             raise ValueError("it has no run_id")

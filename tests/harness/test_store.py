@@ -29,7 +29,7 @@ def test_what_is_written_is_what_is_read(tmp_path):
     assert list(read) == list(TABLES)
     assert list(read["runs"]["generated_tokens"]) == [3]
     assert [list(ids) for ids in read["tokens"]["token_ids"]] == [[1, 2], [3]]
-    assert {c.name: c.dtype for c in TABLES["runs"]} == {n: str(d) for n, d in read["runs"].dtypes.items()}
+    assert TABLES["runs"].dtypes == {n: str(d) for n, d in read["runs"].dtypes.items()}
     assert read["runs"]["peak_gpu_used_bytes"].isna().all()
     csv = pd.read_csv(tmp_path / "x" / "tokens.csv")
     assert list(csv["token_ids"]) == ["[1, 2]", "[3]"]

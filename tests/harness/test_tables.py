@@ -7,7 +7,8 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from harness.tables import TABLES, SchemaError, check_frame, column, main, readme
+from harness.tables import TABLES, SchemaError, check_frame, column
+from harness.tables.document import main, readme
 
 README = Path(__file__).parents[2] / "results" / "README.md"
 
@@ -18,9 +19,9 @@ def test_results_readme_is_current() -> None:
 
 def test_readme_states_every_column_with_type_and_unit() -> None:
     text = readme()
-    for columns in TABLES.values():
-        assert len({c.name for c in columns}) == len(columns)
-        for c in columns:
+    for table in TABLES.values():
+        assert len({c.name for c in table.columns}) == len(table.columns)
+        for c in table.columns:
             assert f"| `{c.name}` | {c.dtype} | {c.unit} | {c.definition} | {c.null} |" in text
             assert c.definition
             assert "|" not in c.definition + c.null
@@ -28,8 +29,8 @@ def test_readme_states_every_column_with_type_and_unit() -> None:
 
 def test_units_are_in_the_names() -> None:
     suffix = {"ms": "_ms", "s": "_s", "bytes": "bytes", "tokens/s": "_tok_s", "requests/s": "request_s"}
-    for columns in TABLES.values():
-        for c in columns:
+    for table in TABLES.values():
+        for c in table.columns:
             if c.unit in suffix:
                 assert c.name.endswith(suffix[c.unit])
 

@@ -12,7 +12,7 @@ from harness.analysis.comparison import JUDGED, Candidate, compare, confounded_a
 from harness.analysis.paired import PairedRatio, holm, paired_ratio
 from harness.analysis.student import two_sided_p, two_sided_quantile
 from harness.analysis.verdict import Thresholds, Verdict, judge, noise_floor
-from harness.tables import BESIDE
+from harness.tables.comparison import COMPARISON
 
 
 @pytest.mark.parametrize(
@@ -148,5 +148,5 @@ def test_confounded_and_identical_arms_are_not_judged():
     assert confounded_arms(found) == {"B": "also differs: num_blocks"}
     assert finding_of(found, "", "D", "gen_tok_s").p_holm == found[2].p  # the others are not asked
     frame = to_frame(found)
-    assert list(frame.columns) == [c.name for c in BESIDE["comparison"]]
-    assert [str(frame[c.name].dtype) for c in BESIDE["comparison"]] == [c.dtype for c in BESIDE["comparison"]]
+    assert list(frame.columns) == list(COMPARISON.dtypes)
+    assert [str(frame[c.name].dtype) for c in COMPARISON.columns] == [c.dtype for c in COMPARISON.columns]

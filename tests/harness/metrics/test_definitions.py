@@ -72,8 +72,8 @@ def test_every_computed_column_has_one_metric() -> None:
         "n_compared",
         "n_diverged",
     }
-    assert set(RUN_METRICS) == {c.name for c in TABLES["runs"]} - given
-    assert set(REQUEST_METRICS) == {c.name for c in TABLES["requests"] if c.unit == "ms"}
+    assert set(RUN_METRICS) == {c.name for c in TABLES["runs"].columns} - given
+    assert set(REQUEST_METRICS) == {c.name for c in TABLES["requests"].columns if c.unit == "ms"}
     assert column("runs", "ttft_p50_ms").definition == RUN_METRICS["ttft_p50_ms"].column.definition
 
 
@@ -101,7 +101,11 @@ def test_b06_all_failed_has_no_latency_and_no_throughput() -> None:
     assert row.gen_tok_s == 0
     assert row.request_s == 0
     assert row.itl_n == 0
-    assert row[[c.name for c in TABLES["runs"] if c.name.startswith(("ttft", "itl_p", "tpot", "e2e"))]].isna().all()
+    assert (
+        row[[c.name for c in TABLES["runs"].columns if c.name.startswith(("ttft", "itl_p", "tpot", "e2e"))]]
+        .isna()
+        .all()
+    )
 
 
 def test_cancelled_timed_out_and_partial_requests_are_counted_apart_and_have_no_latency() -> None:
