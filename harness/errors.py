@@ -6,12 +6,13 @@ exceptions become one line each; ``HYDRA_FULL_ERROR=1`` shows the whole story.
 
 from __future__ import annotations
 
-import difflib
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from hydra.errors import ConfigCompositionException, MissingConfigException, OverrideParseException
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, MissingMandatoryValue, OmegaConfBaseException
+
+from workloads.names import did_you_mean, nearest, unknown
 
 
 class RunFailed(RuntimeError):
@@ -30,20 +31,6 @@ def one_line(error: BaseException) -> str:
     if isinstance(error, ValueError) and text:
         return text
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
-
-
-def nearest(wrong: str, known: Iterable[str]) -> str | None:
-    """The known name closest to ``wrong``, or None if nothing is close."""
-    matches = difflib.get_close_matches(wrong, sorted(known), n=1, cutoff=0.5)
-    return matches[0] if matches else None
-
-
-def unknown(what: str, wrong: str, known: Sequence[str]) -> str:
-    """``unknown WHAT 'wrong': did you mean 'right'? available: …`` on one line."""
-    guess = nearest(wrong, known)
-    hint = f" Did you mean {guess!r}?" if guess else ""
-    available = ", ".join(sorted(known)) or "none"
-    return f"unknown {what} {wrong!r}.{hint} Available: {available}."
 
 
 def explain_config_error(error: BaseException, options: dict[str, list[str]], keys: Sequence[str]) -> str:
@@ -96,8 +83,8 @@ def unknown_key(key: str, keys: Sequence[str]) -> str:
     if key in keys:
         return f"unknown config key {key!r}: only some of the choices of this sweep have it."
     guess = nearest(key, keys)
-    if guess is None:  # a right last part under a wrong parent, or the other way round
+    if not guess:  # a right last part under a wrong parent, or the other way round
         leaf = key.rpartition(".")[2]
-        guess = next((k for k in keys if k.rpartition(".")[2] == leaf), None)
-    hint = f" Did you mean {guess!r}?" if guess else " 'cb-bench --cfg job' shows all keys."
+        guess = tuple(k for k in keys if k.rpartition(".")[2] == leaf)[:1]
+    hint = did_you_mean(guess) or " 'cb-bench --cfg job' shows all keys."
     return f"unknown config key {key!r}.{hint}"

@@ -4,21 +4,21 @@ configuration (``slo=chat``, ``slo.ttft_p95_ms=500``, ``workload=azure_2023 work
 from __future__ import annotations
 
 import dataclasses
-import difflib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import UnionType
 from typing import Any, get_args, get_type_hints
 
-import hydra
 from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
+from harness.compose import composing, load
 from harness.config import plain
 from harness.report.read import Results
 from harness.simulate.source import measured_runs, workload_of_run, workload_spec
 from harness.slo import Slo, read_slo
 from workloads import build_workload
+from workloads.names import unknown
 from workloads.workload import Workload
 
 _GROUPS = ("slo", "workload", "arrival", "measure")
@@ -64,11 +64,7 @@ def parse(arguments: Sequence[str], settings: type, hidden: Sequence[str] = ()) 
         elif key.lstrip("+~").split(".")[0] in _GROUPS:
             overrides.append(argument)
         else:
-            near = difflib.get_close_matches(key, [*types, *_GROUPS], n=1)
-            hint = f"; did you mean {near[0]}?" if near else ""
-            raise QuestionError(
-                f"unknown setting {key!r}{hint} There are {', '.join([*types, *(g + '…' for g in _GROUPS)])}"
-            )
+            raise QuestionError(unknown("setting", key, [*types, *_GROUPS]))
     if not folders:
         raise QuestionError("name at least one result folder to plan from, for example results/sweeps/saturation/…")
     return Question(tuple(folders), own, tuple(overrides))
@@ -96,8 +92,8 @@ def configuration(question: Question) -> dict[str, Any]:
         QuestionError: they do not compose.
     """
     try:
-        with hydra.initialize_config_module("sweeps", version_base="1.3", job_name="cb-plan"):
-            return plain(hydra.compose("config", overrides=list(question.overrides)))
+        with composing("cb-plan") as loader:
+            return plain(load(loader, question.overrides))
     except (HydraException, OmegaConfBaseException) as error:
         raise QuestionError(" ".join(str(error).split())) from error
 

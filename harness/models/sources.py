@@ -13,6 +13,7 @@ from pathlib import Path
 from harness.models.gguf import demo_gguf
 from harness.models.presets import DEMO_MODEL, nearest_names, preset_folder, preset_hub_id, preset_names
 from harness.models.spec import ModelLoadError, ModelSpec
+from workloads.names import did_you_mean
 
 # Everything a causal LM needs; not the second copy of the weights that some repositories carry for other programs.
 _HUB_FILES = ("*.json", "*.safetensors", "*.jinja", "*.txt", "*.model")
@@ -86,9 +87,9 @@ def _by_name(spec: ModelSpec) -> ModelSource:
     if _is_path(spec.name):
         return _local(Path(spec.name).expanduser(), spec)
     near = nearest_names(spec.name)
-    hint = f"did you mean {' or '.join(near)}?" if near else f"presets: {', '.join((*preset_names(), DEMO_MODEL))}."
+    hint = did_you_mean(near) or f" Presets: {', '.join((*preset_names(), DEMO_MODEL))}."
     raise ModelLoadError(
-        f"no model {spec.name!r}: {hint} Otherwise give a local folder, a .gguf file or a hub id owner/name"
+        f"no model {spec.name!r}.{hint} Otherwise give a local folder, a .gguf file or a hub id owner/name"
     )
 
 

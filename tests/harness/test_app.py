@@ -45,7 +45,7 @@ def in_empty_folder(tmp_path, monkeypatch):
         ("-m engine=ours,statik", "unknown engine 'statik'. Did you mean 'static'?"),
         ("model=/path/my-model", "a hub id write model.name=/path/my-model"),
         ("arrival.rate=1", "The chosen arrival has no rate; add arrival=constant or arrival=diurnal or "),
-        ("model.name=tiny-lama", "no model 'tiny-lama': did you mean tiny-llama"),
+        ("model.name=tiny-lama", "no model 'tiny-lama'. Did you mean 'tiny-llama'"),
         ("-m model.name=tiny-llama,./gone", "model.name='./gone' does not exist: give a folder with config.json"),
         ("model=qwen3-4b model.load_format=dumy", "model.load_format='dumy' is not known"),
         ("-m measure.repeats=1,0", "measure.repeats must be at least 1, got 0"),

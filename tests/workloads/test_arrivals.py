@@ -54,14 +54,14 @@ def test_rate_must_be_positive_and_finite(rate: float) -> None:
 
 
 def test_unknown_kind_names_the_nearest() -> None:
-    with pytest.raises(ValueError, match="did you mean 'poisson'"):
+    with pytest.raises(ValueError, match="Did you mean 'poisson'"):
         make_arrival({"kind": "poison", "rate": 1})
 
 
 def test_missing_and_unknown_settings_are_named() -> None:
     with pytest.raises(ValueError, match=r"arrival\.rate"):
         make_arrival({"kind": "poisson"})
-    with pytest.raises(ValueError, match="did you mean 'rate'"):
+    with pytest.raises(ValueError, match="Did you mean 'rate'"):
         make_arrival({"kind": "poisson", "rat": 2})
 
 

@@ -55,7 +55,7 @@ def test_empirical_keeps_to_values_and_weights() -> None:
         (LengthConfig("lognormal", median=-1, sigma=1, low=1, high=2), "median > 0"),
         (LengthConfig("empirical", values=[]), "at least one value"),
         (LengthConfig("empirical", values=[1, 2], weights=[1]), "as many as values"),
-        (LengthConfig("unifrom", low=1, high=2), "did you mean 'uniform'"),
+        (LengthConfig("unifrom", low=1, high=2), "Did you mean 'uniform'"),
     ],
 )
 def test_bad_settings_say_what_to_do(config: LengthConfig, message: str) -> None:

@@ -116,8 +116,8 @@ def test_reuse_counts_prompts_and_answers() -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"loop": "opne"}, "did you mean 'open'"),
-        ({"history": "plan"}, "did you mean 'planned'"),
+        ({"loop": "opne"}, "Did you mean 'open'"),
+        ({"history": "plan"}, "Did you mean 'planned'"),
         ({"loop": "open"}, r"set workload\.history=planned"),
         ({"sessions": 0}, r"workload\.sessions is 0"),
         ({"system_tokens": -1}, r"workload\.system_tokens is -1"),

@@ -111,9 +111,9 @@ def test_bad_settings(settings: dict[str, Any], message: str) -> None:
 
 
 def test_unknown_settings_and_kinds_are_named() -> None:
-    with pytest.raises(ValueError, match="did you mean 'requests'"):
+    with pytest.raises(ValueError, match="Did you mean 'requests'"):
         build_workload({"kind": "synthetic", "request": 3}, Burst(), vocab_size=300, seed=0)
-    with pytest.raises(ValueError, match="did you mean 'staged'"):
+    with pytest.raises(ValueError, match="Did you mean 'staged'"):
         build_workload({"kind": "stagd"}, Burst(), vocab_size=300, seed=0)
     with pytest.raises(ValueError, match="no token id is left"):
         build_workload(synthetic(), Burst(), vocab_size=2, seed=0, special_ids=(0, 1))

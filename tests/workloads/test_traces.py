@@ -135,8 +135,8 @@ class TestReplay:
     @pytest.mark.parametrize(
         ("settings", "message"),
         [
-            ({"format": "azur"}, "did you mean 'azure'"),
-            ({"sampling": "spred"}, "did you mean 'spread'"),
+            ({"format": "azur"}, "Did you mean 'azure'"),
+            ({"sampling": "spred"}, "Did you mean 'spread'"),
             ({"time_scale": 0}, r"workload\.time_scale"),
             ({"length_cap": 0}, r"workload\.length_cap"),
             ({"window_start_s": 5, "window_end_s": 5}, "window"),

@@ -9,7 +9,7 @@ from harness.backends.generation import eos_ids, generation_config
 
 
 def test_unknown_engine_names_the_nearest(llama: Any) -> None:
-    with pytest.raises(ValueError, match="did you mean 'static'"):
+    with pytest.raises(ValueError, match="Did you mean 'static'"):
         create("statik", llama)
 
 
@@ -17,7 +17,7 @@ def test_unknown_engine_names_the_nearest(llama: Any) -> None:
     ("name", "setting", "nearest"), [("static", "wav", "wave"), ("transformers", "num_block", "num_blocks")]
 )
 def test_unknown_setting_names_the_nearest(llama: Any, name: str, setting: str, nearest: str) -> None:
-    with pytest.raises(ValueError, match=f"did you mean '{nearest}'"):
+    with pytest.raises(ValueError, match=f"Did you mean '{nearest}'"):
         create(name, llama, {setting: 3})
 
 

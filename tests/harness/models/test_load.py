@@ -123,7 +123,7 @@ def test_incomplete_weights_are_refused_not_drawn(tmp_path: Path) -> None:
 
 
 def test_wrong_names() -> None:
-    assert "did you mean qwen3-4b" in refusal(ModelSpec("qwen3-4"))
+    assert "Did you mean 'qwen3-4b'" in refusal(ModelSpec("qwen3-4"))
     assert "tiny-llama" in refusal(ModelSpec("zzzzzz"))
     assert "does not exist" in refusal(ModelSpec("./nowhere"))
     assert "does not exist" in refusal(ModelSpec("nowhere.gguf"))
