@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from harness.analysis.design import facet_key
+from harness.config import engine_settings
 from harness.errors import one_line
 from harness.expand import PlannedJob
 
@@ -88,7 +89,6 @@ def main() -> int:
     """Read a config as JSON from standard input, make its engine and write what it resolved to."""
     from harness.backends import GenerationSettings, create
     from harness.child import resolve_device
-    from harness.config import engine_settings
     from harness.preparation import load_or_outline
 
     config = json.load(sys.stdin)

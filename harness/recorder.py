@@ -104,10 +104,6 @@ class Recorder:
         """Block until every request of the workload has ended; False if ``timeout_s`` passed first."""
         return self._all_ended.wait(timeout_s)
 
-    @property
-    def all_ended(self) -> bool:
-        return self._all_ended.is_set()
-
     # -- TokenSink -----------------------------------------------------------------------------------------------
 
     def on_admit(self, request_id: str, time_ns: int) -> None:

@@ -30,10 +30,6 @@ class PagedCache:
         """Share of the pool that could be allocated now."""
         return self.pool.num_available / self.pool.num_blocks
 
-    def fits_alone(self, num_tokens: int, chunk: int) -> bool:
-        """Whether a request that grows to ``num_tokens`` positions could ever run, with the whole pool to itself."""
-        return self.layout.blocks_needed(num_tokens, chunk) <= self.pool.num_blocks
-
     def open(self, request: Request) -> int:
         """Give a request its tables, filled with the longest cached prefix of full blocks; returns its tokens.
 

@@ -16,6 +16,8 @@ from __future__ import annotations
 import torch
 
 from engine.kernels.language import after_predecessor, tl, triton, wait_for_predecessor
+from engine.kernels.norm import rms_norm_torch
+from engine.kernels.write_kv import write_kv_torch
 
 HEADS_PER_PROGRAM = 8
 
@@ -238,9 +240,6 @@ def rope_and_write_torch(
     unit_offset: bool = False,
 ) -> torch.Tensor:
     """Twin of `rope_and_write`."""
-    from engine.kernels.norm import rms_norm_torch
-    from engine.kernels.write_kv import write_kv_torch
-
     heads = _check(qkv, cos, positions, key_cache)
     kv_heads, head_dim = key_cache.shape[2:]
     query, key, value = qkv.view(-1, heads + 2 * kv_heads, head_dim).split((heads, kv_heads, kv_heads), 1)

@@ -27,7 +27,6 @@ class StepSettings:
     Attributes:
         processed: [s] int64 rows whose logits are changed, None if all are. The rows of the other fields count among
             these.
-        num_processed: ``s``.
         bias, history, random: what is done to them, in this order; None = nothing.
         raw: [r] int64 rows of the step whose log probabilities are the model's own; None if none.
         top: [t] int64 rows of the step that ask for the most likely tokens; None if none.
@@ -35,7 +34,6 @@ class StepSettings:
     """
 
     processed: torch.Tensor | None
-    num_processed: int
     bias: BiasRows | None
     history: HistoryRows | None
     random: RandomRows | None
@@ -89,7 +87,6 @@ class SettingsGatherer:
         pack.upload(self._device)
         return StepSettings(
             processed=where() if where else None,
-            num_processed=len(rows),
             bias=bias() if bias else None,
             history=history(last_token) if history else None,
             random=random() if random else None,

@@ -8,11 +8,10 @@ and never waits.
 from __future__ import annotations
 
 import asyncio
-import threading
 import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
-from typing import Any, TypeVar
+from typing import Any
 
 import aiohttp
 
@@ -23,6 +22,7 @@ from harness.backends.http.exchange import Ended, exchange
 from harness.backends.http.probe import PROBED_TOKENS, Abilities, as_json, probe
 from harness.backends.http.prompt_text import text_of
 from harness.backends.http.settings import HttpSettings, needed_extensions, sampling_fields
+from harness.backends.loop_thread import LoopThread
 from harness.backends.settings import check_settings
 from harness.errors import one_line
 from harness.record import ConfigValue, Outcome
@@ -37,8 +37,6 @@ _HIDDEN_FIELDS = (
 
 KEEP_ALIVE_S = 4.0
 """How long an idle connection is kept: less than common servers do (5 s), so that none is closed in mid-request."""
-
-T = TypeVar("T")
 
 
 class OpenAiHttpBackend:
@@ -69,14 +67,9 @@ class OpenAiHttpBackend:
         self._abilities: Abilities | None = None
         self._bodies: dict[str, bytes] = {}
         self._sink: TokenSink | None = None
-        self._tasks: dict[str, asyncio.Task[None]] = {}
         self._requests = self._answers = 0
         self._session: aiohttp.ClientSession | None = None
-        self._loop = asyncio.new_event_loop()
-        self._thread: threading.Thread | None = threading.Thread(
-            target=self._loop.run_forever, name="http-client", daemon=True
-        )
-        self._thread.start()
+        self._loop = LoopThread("http-client")
 
     @classmethod
     def create(
@@ -102,9 +95,9 @@ class OpenAiHttpBackend:
             RuntimeError: the server cannot be reached or does not answer; nothing could be measured then.
         """
         prompt = requests[0].prompt_ids if requests else _FALLBACK_PROMPT
-        self._wait(self._find_out(prompt))
+        self._loop.wait(self._find_out(prompt))
         self.prepare(requests)
-        for ended in self._wait(self._run_together(requests)):
+        for ended in self._loop.wait(self._run_together(requests)):
             if not ended.outcome.ok:
                 raise RuntimeError(f"warm-up failed ({ended.outcome}): {ended.error}")
 
@@ -119,20 +112,14 @@ class OpenAiHttpBackend:
 
     def submit(self, request: ScheduledRequest) -> None:
         body = self._bodies.pop(request.request_id, None) or self._body(request)
-        self._loop.call_soon_threadsafe(self._begin, request, body)
+        self._loop.begin(request.request_id, lambda: self._serve(request, body))
 
     def close_input(self) -> None:
         """Nothing waits for more input."""
 
     def stop(self) -> None:
         """End every request that is open (as UNFINISHED), the connections and the event loop. Safe to call again."""
-        if self._thread is None:
-            return
-        self._wait(self._close())
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._thread = None
-        self._loop.close()
+        self._loop.stop(self._close)
 
     def config(self) -> list[ConfigValue]:
         """How the server is asked and what it turned out to do; its own settings are null: they cannot be seen."""
@@ -197,9 +184,6 @@ class OpenAiHttpBackend:
 
     # -- in the event loop ---------------------------------------------------------------------------------------
 
-    def _wait(self, work: Coroutine[Any, Any, T]) -> T:
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
-
     async def _open(self) -> aiohttp.ClientSession:
         if self._session is None:
             timeout = aiohttp.ClientTimeout(total=None, sock_connect=self._settings.connect_timeout_s)
@@ -246,11 +230,6 @@ class OpenAiHttpBackend:
         assert self._abilities is not None
         return AnswerReader(request.max_new_tokens, self._abilities.running_usage)
 
-    def _begin(self, request: ScheduledRequest, body: bytes) -> None:
-        task = self._loop.create_task(self._serve(request, body))
-        self._tasks[request.request_id] = task
-        task.add_done_callback(lambda _: self._tasks.pop(request.request_id, None))
-
     async def _serve(self, request: ScheduledRequest, body: bytes) -> None:
         sink, request_id, reader = self._sink, request.request_id, self._reader(request)
         assert sink is not None
@@ -281,11 +260,6 @@ class OpenAiHttpBackend:
         )
 
     async def _close(self) -> None:
-        await asyncio.sleep(0)  # a task cancelled before its first step would report nothing
-        tasks = list(self._tasks.values())
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
         if self._session is not None:
             await self._session.close()
 

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import os
-import threading
 import time
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, TypeVar
+from typing import Any
 
 from harness.backends.base import TokenSink
 from harness.backends.failures import classify_failure
 from harness.backends.generation import GenerationSettings
+from harness.backends.loop_thread import LoopThread
 from harness.backends.settings import check_settings
 from harness.errors import one_line
 from harness.record import ConfigValue, Outcome
@@ -28,8 +28,6 @@ _IN_USE = (
     ("scheduler_config", ("max_num_batched_tokens", "max_num_seqs", "async_scheduling")),
 )
 """What is read back from the engine, by part of its configuration."""
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -64,13 +62,8 @@ class VllmBackend:
     def __init__(self, settings: VllmSettings, generation: GenerationSettings, given: Mapping[str, Any]) -> None:
         self._settings, self._generation, self._given = settings, generation, given
         self._sink: TokenSink | None = None
-        self._tasks: dict[str, asyncio.Task[None]] = {}
         self._engine: Any = None
-        self._loop = asyncio.new_event_loop()
-        self._thread: threading.Thread | None = threading.Thread(
-            target=self._loop.run_forever, name="vllm-client", daemon=True
-        )
-        self._thread.start()
+        self._loop = LoopThread("vllm-client")
 
     @classmethod
     def create(cls, settings: Mapping[str, Any], generation: GenerationSettings, tokenizer: Any | None) -> VllmBackend:
@@ -93,31 +86,25 @@ class VllmBackend:
         Raises:
             RuntimeError: vLLM is not installed or does not start, or a request failed.
         """
-        self._wait(self._open())
-        for error in self._wait(self._run_together(requests)):
+        self._loop.wait(self._open())
+        for error in self._loop.wait(self._run_together(requests)):
             if error is not None:
                 raise RuntimeError(f"warm-up failed: {one_line(error)}")
 
     def start(self, sink: TokenSink) -> None:
         """Forget the warm-up's prefixes."""
-        self._wait(self._engine.reset_prefix_cache())
+        self._loop.wait(self._engine.reset_prefix_cache())
         self._sink = sink
 
     def submit(self, request: ScheduledRequest) -> None:
-        self._loop.call_soon_threadsafe(self._begin, request)
+        self._loop.begin(request.request_id, lambda: self._serve(request))
 
     def close_input(self) -> None:
         """Nothing waits for more input."""
 
     def stop(self) -> None:
         """End every request that is open (as UNFINISHED), the engine and the event loop. Safe to call again."""
-        if self._thread is None:
-            return
-        self._wait(self._close())
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._thread = None
-        self._loop.close()
+        self._loop.stop(self._close)
 
     def config(self) -> list[ConfigValue]:
         """The arguments, then what the engine made of those left open."""
@@ -147,9 +134,6 @@ class VllmBackend:
         return {}
 
     # -- in the event loop ---------------------------------------------------------------------------------------
-
-    def _wait(self, work: Coroutine[Any, Any, T]) -> T:
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
     async def _open(self) -> None:
         os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")  # a measurement reports to nobody
@@ -197,11 +181,6 @@ class VllmBackend:
         prompt = {"prompt_token_ids": list(request.prompt_ids)}
         return self._engine.generate(prompt, sampling, request_id=request.request_id)
 
-    def _begin(self, request: ScheduledRequest) -> None:
-        task = self._loop.create_task(self._serve(request))
-        self._tasks[request.request_id] = task
-        task.add_done_callback(lambda _: self._tasks.pop(request.request_id, None))
-
     async def _serve(self, request: ScheduledRequest) -> None:
         sink, request_id, delivered = self._sink, request.request_id, 0
         assert sink is not None
@@ -225,11 +204,6 @@ class VllmBackend:
         sink.on_end(request_id, outcome, time.perf_counter_ns(), error, cached_tokens=cached)
 
     async def _close(self) -> None:
-        await asyncio.sleep(0)  # a task cancelled before its first step would report nothing
-        tasks = list(self._tasks.values())
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
         if self._engine is not None:
             self._engine.shutdown()
 

@@ -14,8 +14,13 @@ from rich.table import Table
 from harness.analysis.comparison import IDENTICAL, Finding, finding_of
 from harness.gate import EXPLAINED
 from harness.report.arms import Arm, Spread, baseline_of, by_facet, group_arms, memory_metric, ratio
+from harness.report.completeness import missing_notes
+from harness.report.memory import ledger_sentences
 from harness.report.quantity import UNKNOWN, memory, number, times
 from harness.report.read import Results, read_results
+from harness.report.saturation import knee_sentences
+from harness.report.slo import slo_sentences
+from harness.report.validity import PERCENTILES, validity_notes
 from harness.report.verdicts import compare_arms
 
 _PIPE_WIDTH = 240  # nothing is wrapped or cut where no terminal sets a width
@@ -118,12 +123,6 @@ def _failures(arm: Arm) -> str:
 
 
 def _remarks(results: Results, arms: list[Arm]) -> list[str]:
-    from harness.report.completeness import missing_notes
-    from harness.report.memory import ledger_sentences
-    from harness.report.saturation import knee_sentences
-    from harness.report.slo import slo_sentences
-    from harness.report.validity import PERCENTILES, validity_notes
-
     lines = []
     shown = {metric: name for metric, name in PERCENTILES.items() if metric in _LATENCIES}
     if any(len(a.measured) > 1 for a in arms):

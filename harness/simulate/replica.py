@@ -17,6 +17,7 @@ from engine.requests import Request, RequestStatus
 from engine.sampling.params import SamplingParams
 from engine.scheduler import StepPlan, StepRows
 from harness.record import Outcome
+from harness.simulate.leap import leap
 from harness.simulate.setup import EngineSetup, step_shape
 from harness.simulate.step_log import StepLog
 from harness.simulate.step_time import Cost, Kind, Spread, StepTimeModel, Work
@@ -127,8 +128,6 @@ class Replica:
 
     def turn(self, until_s: float) -> None:
         """One turn of the loop, or several equal ones."""
-        from harness.simulate.leap import leap
-
         if not self.scheduler.has_work and not self.launched:
             self.now_s = max(self.now_s, self.inbox[0].sent_s)
         while self.inbox and self.inbox[0].sent_s <= self.now_s:

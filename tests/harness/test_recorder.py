@@ -22,7 +22,7 @@ def test_everything_lands_in_its_record(fakes):
     assert record.chunks == [TokenChunk(30, (5,)), TokenChunk(40, (6, 7))]
     assert (record.outcome, record.cached_tokens, record.recomputed_tokens) == (Outcome.OK_EOS, 2, None)
     assert recorder.progress() == Progress(sent=1, ended=1, total=2, tokens=3)
-    assert not recorder.all_ended
+    assert not recorder.wait_all_ended(timeout_s=0)
     recorder.check()
 
 

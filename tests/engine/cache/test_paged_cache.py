@@ -105,12 +105,6 @@ def test_pages_behind_the_window_are_given_back(make_request: Make) -> None:
     assert cache.pool.num_available == 8
 
 
-def test_fits_alone_is_decided_by_the_whole_pool(make_request: Make) -> None:
-    cache = full(num_blocks=8)
-    assert cache.fits_alone(32, 16)
-    assert not cache.fits_alone(33, 16)
-
-
 def test_room_counts_what_is_held_already(make_request: Make) -> None:
     cache = full(num_blocks=4)
     computed(cache, make_request(range(8)))

@@ -151,7 +151,7 @@ def test_families_come_to_an_end_with_the_right_keys(
     pending, everybody = [], []
     for arrival, length, new, children, cancel in sorted(families, key=lambda f: f[0]):
         members = family(make_request, length, new, children)
-        if d.cache.fits_alone(members[0].max_tokens, options["max_batch_tokens"]):
+        if d.cache.layout.blocks_needed(members[0].max_tokens, options["max_batch_tokens"]) <= d.cache.pool.num_blocks:
             pending.append((arrival, members, cancel))
             everybody += members
     cancels = [(a + c[0], m[c[1]]) for a, m, c in pending if c is not None and c[1] < len(m)]

@@ -70,7 +70,7 @@ def test_every_request_that_fits_alone_finishes_within_all_budgets(
     requests: dict[Request, Arrival] = {}
     for arrival in sorted(arrivals, key=lambda a: a.step):
         request = make_request(arrival.prompt, arrival.max_new_tokens)
-        if d.cache.fits_alone(request.max_tokens, chunk):
+        if d.cache.layout.blocks_needed(request.max_tokens, chunk) <= d.cache.pool.num_blocks:
             requests[request] = arrival
     pending = list(requests)
     for step in range(6000):
