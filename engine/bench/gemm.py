@@ -13,7 +13,8 @@ from dataclasses import dataclass
 
 import torch
 
-from engine.bench.timing import copy_bandwidth, matmul_rate
+from engine.bench.arguments import integers
+from engine.bench.ceilings import Ceilings
 from engine.kernels.autotune import Choice
 from engine.kernels.cublaslt import Algorithm, CublasLt
 from engine.kernels.gemm import ANCHORS, TIMED_BYTES, tuned_linear, why_not_tuned
@@ -49,18 +50,6 @@ MODELS = {
     "qwen3-4b": Decoder(36, 2560, 6144, 4096, 9728, 151936),
     "llama-3.1-8b": Decoder(32, 4096, 6144, 4096, 14336, 128256),
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Ceilings:
-    """Bytes and FLOPs per second."""
-
-    bandwidth: float
-    rate: float
-
-    def floor(self, problem: Problem) -> float:
-        """Least seconds of a product: weights, inputs and outputs moved once, or its FLOPs."""
-        return max(_bytes(problem) / self.bandwidth, _flops(problem) / self.rate)
 
 
 def _bytes(problem: Problem) -> float:
@@ -106,7 +95,7 @@ def bench(name: str, decoder: Decoder, rows: Sequence[int], ceilings: Ceilings) 
     for product, (columns, depth, times) in decoder.products().items():
         for n, choice in tune(columns, depth, rows).items():
             problem = Problem(n, columns, depth, False)
-            floor = ceilings.floor(problem)
+            floor = ceilings.floor(_bytes(problem), _flops(problem))
             for index, seconds in enumerate((choice.baseline_seconds, choice.seconds, floor)):
                 step[n][index] += times * seconds
             print(
@@ -126,15 +115,11 @@ def bench(name: str, decoder: Decoder, rows: Sequence[int], ceilings: Ceilings) 
         )
 
 
-def _integers(text: str) -> list[int]:
-    return [int(part) for part in text.split(",")]
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure and print; 1 where linear layers are not tuned."""
     parser = argparse.ArgumentParser(prog="python -m engine.bench.gemm", description=__doc__)
     parser.add_argument("--models", default=",".join(MODELS), help=f"by comma, of {', '.join(MODELS)}")
-    parser.add_argument("--rows", type=_integers, default=[1, 2, 4, 8, 16, 32, 64, 128, 256], help="rows, by comma")
+    parser.add_argument("--rows", type=integers, default=[1, 2, 4, 8, 16, 32, 64, 128, 256], help="rows, by comma")
     options = parser.parse_args(arguments)
     names = options.models.split(",")
     unknown = [name for name in names if name not in MODELS]
@@ -145,10 +130,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"nothing to measure: {reason}")
         return 1
     device = torch.device("cuda")
-    ceilings = Ceilings(copy_bandwidth(device), matmul_rate(device))
+    ceilings = Ceilings.measured(device)
     print(
-        f"{torch.cuda.get_device_name()}, torch {torch.__version__}, cuBLASLt {CublasLt().version}: "
-        f"copy {ceilings.bandwidth / 1e12:.2f} TB/s, bf16 matmul {ceilings.rate / 1e12:.0f} TFLOP/s",
+        f"{torch.cuda.get_device_name()}, torch {torch.__version__}, cuBLASLt {CublasLt().version}: {ceilings}",
         flush=True,
     )
     with torch.inference_mode():

@@ -16,8 +16,10 @@ from typing import Any
 import torch
 
 from engine import kernels
+from engine.bench.arguments import integers
+from engine.bench.ceilings import Ceilings
 from engine.bench.paged import PagedRows, random_rows
-from engine.bench.timing import buffer_sets, copy_bandwidth, matmul_rate, seconds_per_call
+from engine.bench.timing import buffer_sets, seconds_per_call
 from engine.kernels.tiles import Tile
 
 HEADS, KV_HEADS, HEAD_DIM, HIDDEN, INTERMEDIATE, VOCAB = 32, 8, 128, 2560, 9728, 151936
@@ -44,29 +46,22 @@ class Measurement:
     flops: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class Ceilings:
-    """Bytes and FLOPs per second."""
-
-    bandwidth: float
-    rate: float
-
-    def line(self, measurement: Measurement, seconds: float) -> str:
-        """A row of the table."""
-        bound = max(measurement.bytes / self.bandwidth, measurement.flops / self.rate)
-        if measurement.flops / self.rate > measurement.bytes / self.bandwidth:
-            achieved = f"{measurement.flops / seconds / 1e12:7.1f} TFLOP/s"
-        else:
-            achieved = f"{measurement.bytes / seconds / 1e12:7.3f} TB/s   "
-        where = f"{measurement.name:24} {measurement.shape:34}"
-        return f"{where} {seconds * 1e6:9.2f} us {achieved} {100 * bound / seconds:5.1f} % of the bound"
+def line(measurement: Measurement, seconds: float, ceilings: Ceilings) -> str:
+    """A row of the table."""
+    work = measurement.bytes, measurement.flops
+    if ceilings.bound_by_arithmetic(*work):
+        achieved = f"{measurement.flops / seconds / 1e12:7.1f} TFLOP/s"
+    else:
+        achieved = f"{measurement.bytes / seconds / 1e12:7.3f} TB/s   "
+    where = f"{measurement.name:24} {measurement.shape:34}"
+    return f"{where} {seconds * 1e6:9.2f} us {achieved} {100 * ceilings.floor(*work) / seconds:5.1f} % of the bound"
 
 
 def measure(measurement: Measurement, ceilings: Ceilings) -> float:
     """Time a measurement and print its row."""
     calls = [measurement.make() for _ in range(buffer_sets(int(measurement.bytes)))]
     seconds = seconds_per_call(calls)
-    print(ceilings.line(measurement, seconds), flush=True)
+    print(line(measurement, seconds, ceilings), flush=True)
     return seconds
 
 
@@ -277,15 +272,11 @@ def sweep(batches: Sequence[int], pages: Sequence[int], context: int, ceilings: 
         )
 
 
-def _integers(text: str) -> list[int]:
-    return [int(part) for part in text.split(",")]
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure and print; 1 where the kernels cannot run."""
     parser = argparse.ArgumentParser(prog="python -m engine.bench.kernels", description=__doc__)
-    parser.add_argument("--batches", type=_integers, default=[1, 8, 32, 64, 128, 256], help="decode rows, by comma")
-    parser.add_argument("--pages", type=_integers, default=[16, 256], help="page sizes, by comma")
+    parser.add_argument("--batches", type=integers, default=[1, 8, 32, 64, 128, 256], help="decode rows, by comma")
+    parser.add_argument("--pages", type=integers, default=[16, 256], help="page sizes, by comma")
     parser.add_argument("--context", type=int, default=592, help="keys of a decode row")
     parser.add_argument("--sweep", action="store_true", help="try other tiles instead of measuring every kernel")
     options = parser.parse_args(arguments)
@@ -294,12 +285,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"nothing to measure: {reason}")
         return 1
     device = torch.device("cuda")
-    ceilings = Ceilings(copy_bandwidth(device), matmul_rate(device))
-    print(
-        f"{torch.cuda.get_device_name()}, torch {torch.__version__}: copy {ceilings.bandwidth / 1e12:.2f} TB/s, "
-        f"bf16 matmul {ceilings.rate / 1e12:.0f} TFLOP/s",
-        flush=True,
-    )
+    ceilings = Ceilings.measured(device)
+    print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}: {ceilings}", flush=True)
     with torch.inference_mode():
         if options.sweep:
             sweep(options.batches, options.pages, options.context, ceilings)

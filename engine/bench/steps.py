@@ -22,7 +22,8 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
 from engine import ContinuousBatchingConfig, init_continuous_batching
-from engine.bench.timing import copy_bandwidth, matmul_rate
+from engine.bench.arguments import integers
+from engine.bench.ceilings import Ceilings
 from engine.core import EngineCore
 from engine.model_shape import ModelShape
 from engine.requests import Request
@@ -83,16 +84,16 @@ def header() -> str:
     return f"{'batch':>6}{'wall':>9}{parts}{'idle':>8}{'host':>8}{'kernels':>9}{'bound':>8}{'ratio':>7}"
 
 
-def bound_ms(model: Any, shape: ModelShape, batch: int, context: int, bandwidth: float, rate: float) -> float:
+def bound_ms(model: Any, shape: ModelShape, batch: int, context: int, ceilings: Ceilings) -> float:
     """Least time of a decode step: weights of every layer and of the head, then the keys and values, each once."""
     embedding = model.get_input_embeddings().weight
     head = model.get_output_embeddings().weight
     tied = head.data_ptr() == embedding.data_ptr()
     weights = sum(p.numel() for p in model.parameters()) - (0 if tied else embedding.numel())
-    products = max(weights * shape.dtype.itemsize / bandwidth, 2 * weights * batch / rate)
+    products = ceilings.floor(weights * shape.dtype.itemsize, 2 * weights * batch)
     seen = sum(min(context, window or context) for window in shape.windows)
     keys = 2 * batch * seen * shape.num_kv_heads * shape.head_dim * shape.dtype.itemsize
-    return (products + keys / bandwidth) * 1e3
+    return (products + keys / ceilings.bandwidth) * 1e3
 
 
 class DecodeBench:
@@ -104,14 +105,14 @@ class DecodeBench:
     Args:
         model: causal LM on a CUDA device.
         config: the engine's settings.
-        bandwidth, rate: the machine's ceilings, bytes and FLOPs per second.
+        ceilings: the machine's.
     """
 
-    def __init__(self, model: Any, config: ContinuousBatchingConfig, bandwidth: float, rate: float) -> None:
+    def __init__(self, model: Any, config: ContinuousBatchingConfig, ceilings: Ceilings) -> None:
         manager = init_continuous_batching(model, GenerationConfig(max_new_tokens=16, do_sample=False), config)
         self.resolved = manager.resolved_config
         self._model, self._shape, self._stats = model, manager.shape, manager.stats
-        self._bandwidth, self._rate = bandwidth, rate
+        self._ceilings = ceilings
         self._core = EngineCore(model, manager.shape, self.resolved, manager.stats, lambda outputs: None)
         self._core.warm_up()
         self._random = random.Random(0)
@@ -150,7 +151,7 @@ class DecodeBench:
             statistics.median(record.schedule_ms for record in records),
             parts,
             launches,
-            bound_ms(self._model, self._shape, batch, context, self._bandwidth, self._rate),
+            bound_ms(self._model, self._shape, batch, context, self._ceilings),
         )
 
     def _profile(self, steps: int) -> tuple[dict[str, float], float]:
@@ -181,15 +182,11 @@ def exclusive_times(spans: Sequence[tuple[str, float, float]]) -> dict[str, floa
     return times
 
 
-def _integers(text: str) -> list[int]:
-    return [int(part) for part in text.split(",")]
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure and print; 1 without a CUDA device."""
     parser = argparse.ArgumentParser(prog="python -m engine.bench.steps", description=__doc__.partition("\n")[0])
     parser.add_argument("folder", type=Path, help="folder of a model's config.json")
-    parser.add_argument("--batches", type=_integers, default=[1, 8, 32, 64, 128, 256], help="decode rows, by comma")
+    parser.add_argument("--batches", type=integers, default=[1, 8, 32, 64, 128, 256], help="decode rows, by comma")
     parser.add_argument("--prompt", type=int, default=512, help="prompt tokens")
     parser.add_argument("--context", type=int, default=592, help="context at which steps are measured")
     parser.add_argument("--steps", type=int, default=48, help="steps timed by batch")
@@ -202,7 +199,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("nothing to measure: there is no CUDA device")
         return 1
     device = torch.device("cuda")
-    bandwidth, rate = copy_bandwidth(device), matmul_rate(device)
+    ceilings = Ceilings.measured(device)
     torch.cuda.empty_cache()
     with device:
         model = AutoModelForCausalLM.from_config(
@@ -219,11 +216,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     with torch.inference_mode():
         started = time.perf_counter()
-        bench = DecodeBench(model, settings, bandwidth, rate)
+        bench = DecodeBench(model, settings, ceilings)
         torch.cuda.synchronize()
         print(
-            f"{torch.cuda.get_device_name()}, torch {torch.__version__}: copy {bandwidth / 1e12:.2f} TB/s, bf16 matmul "
-            f"{rate / 1e12:.0f} TFLOP/s; {options.folder.name}, {bench.resolved.attention_backend}, page "
+            f"{torch.cuda.get_device_name()}, torch {torch.__version__}: {ceilings}; "
+            f"{options.folder.name}, {bench.resolved.attention_backend}, page "
             f"{options.page_size}, context {options.context}, ready in {time.perf_counter() - started:.1f} s; ms",
             flush=True,
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from engine.bench.ceilings import Ceilings
 from engine.bench.steps import bound_ms, exclusive_times, part_of
 from engine.bench.tiny_models import tiny_model
 from engine.model_shape import ModelShape
@@ -42,6 +43,14 @@ def test_the_bound_of_a_step() -> None:
     keys = 2 * len(shape.windows) * shape.num_kv_heads * shape.head_dim * 4
     bandwidth = 1e9
     expected = (weights * 4 + 3 * 50 * keys) / bandwidth * 1e3
-    assert bound_ms(model, shape, 3, 50, bandwidth, rate=1e18) == pytest.approx(expected)
-    assert bound_ms(model, shape, 3, 50, 1e18, rate=1e9) == pytest.approx(2 * weights * 3 / 1e9 * 1e3)
+    assert bound_ms(model, shape, 3, 50, Ceilings(bandwidth, 1e18)) == pytest.approx(expected)
+    assert bound_ms(model, shape, 3, 50, Ceilings(1e18, 1e9)) == pytest.approx(2 * weights * 3 / 1e9 * 1e3)
     assert shape.dtype == torch.float32
+
+
+def test_ceilings_bound_work_by_the_slower_of_two() -> None:
+    ceilings = Ceilings(2e12, 8e14)
+    assert ceilings.floor(4e12, 8e14) == 2.0
+    assert ceilings.floor(2e12, 2.4e15) == 3.0
+    assert [ceilings.bound_by_arithmetic(2e12, f) for f in (7e14, 9e14)] == [False, True]
+    assert str(ceilings) == "copy 2.00 TB/s, bf16 matmul 800 TFLOP/s"
