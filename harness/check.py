@@ -6,16 +6,12 @@ without. So one short child process (``python -m harness.check``) judges all job
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from harness.apart import NoAnswer, answer, ask
 from harness.config import engine_settings
 from harness.errors import one_line
-
-_ANSWER = "checked: "  # what libraries print when they are imported must not be taken for it
 
 
 def check_engines(configs: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -37,14 +33,10 @@ def check_engines(configs: Sequence[Mapping[str, Any]]) -> list[str]:
     asked = [job for job in asked if engine_settings(job["engine"]).keys() - {"attn_implementation"}]
     if not asked:
         return []
-    done = subprocess.run(
-        [sys.executable, "-m", "harness.check"], input=json.dumps(asked), capture_output=True, text=True, check=False
-    )
-    answers = [line.removeprefix(_ANSWER) for line in done.stdout.splitlines() if line.startswith(_ANSWER)]
-    if done.returncode != 0 or not answers:
-        last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
-        raise ValueError(f"the settings of the engine could not be checked: {last}")
-    found: list[str] = json.loads(answers[-1])
+    try:
+        found: list[str] = ask("harness.check", asked)
+    except NoAnswer as error:
+        raise ValueError(f"the settings of the engine could not be checked: {error}") from error
     if len(found) == len(configs):
         raise ValueError(found[0])
     return found
@@ -67,11 +59,5 @@ def errors(jobs: Sequence[Mapping[str, Any]]) -> list[str]:
     return found
 
 
-def main() -> int:
-    """Read jobs as JSON from standard input, write the answer as JSON behind a mark of its own."""
-    print(_ANSWER + json.dumps(errors(json.load(sys.stdin))))
-    return 0
-
-
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(answer(errors))

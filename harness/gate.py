@@ -18,8 +18,6 @@ Comparing needs the tables alone. Re-scoring needs the model, so it happens in a
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -28,6 +26,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from harness.apart import answer, ask
 from harness.errors import one_line
 from harness.record import Outcome
 from harness.store import conform, empty_table
@@ -38,8 +37,6 @@ MARGINS = {"bfloat16": 1e-2, "float16": 2e-3, "float32": 1e-4}
 """Two logits closer than this (times the larger one where it is above 1) may change places with the batch's shape; as
 may those closer than twice what the dtype itself moves a logit of this row by (each of the two runs may err so far).
 """
-
-_ANSWER = "scored: "  # what libraries print when they are imported must not be taken for it
 
 
 @dataclass(frozen=True, slots=True)
@@ -314,16 +311,10 @@ def rescore_apart(specification: Path, cases: Sequence[Case]) -> list[Score]:
     """Score ``cases`` in a process of its own, because the caller has no model and no torch.
 
     Raises:
-        ValueError: it did not work; why, in one line.
+        NoAnswer: it did not work; why, in one line.
     """
-    request = json.dumps({"specification": str(specification), "cases": [asdict(case) for case in cases]})
-    done = subprocess.run(
-        [sys.executable, "-m", "harness.gate"], input=request, capture_output=True, text=True, check=False
-    )
-    answers = [line.removeprefix(_ANSWER) for line in done.stdout.splitlines() if line.startswith(_ANSWER)]
-    if done.returncode != 0 or not answers:
-        raise ValueError((done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1])
-    return [Score(**score) for score in json.loads(answers[-1])]
+    question = {"specification": str(specification), "cases": [asdict(case) for case in cases]}
+    return [Score(**score) for score in ask("harness.gate", question)]
 
 
 def score(specification: Mapping[str, Any], cases: Sequence[Case]) -> list[Score]:
@@ -367,9 +358,8 @@ def _next_logits(model: Any, ids: Sequence[int]) -> Any:
         return model(input_ids=inputs, use_cache=False, logits_to_keep=1).logits[0, -1].float().cpu()
 
 
-def main() -> int:
-    """Read a specification's path and cases as JSON from standard input, write their scores behind a mark."""
-    request = json.load(sys.stdin)
+def respond(question: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The scores of the cases that :func:`rescore_apart` asks for."""
     cases = [
         Case(
             c["request_id"],
@@ -378,16 +368,10 @@ def main() -> int:
             c["reference_token"],
             {turn: tuple(ids) for turn, ids in c["answers"].items()},
         )
-        for c in request["cases"]
+        for c in question["cases"]
     ]
-    try:
-        scores = score(json.loads(Path(request["specification"]).read_text()), cases)
-    except Exception as error:  # one line for the caller, whatever the model or the workload answered
-        print(one_line(error), file=sys.stderr)
-        return 1
-    print(_ANSWER + json.dumps([asdict(s) for s in scores]))
-    return 0
+    return [asdict(s) for s in score(json.loads(Path(question["specification"]).read_text()), cases)]
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(answer(respond))

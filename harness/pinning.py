@@ -8,17 +8,14 @@ command that repeats a job states it.
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from harness.analysis.design import facet_key
+from harness.apart import NoAnswer, answer, ask
 from harness.config import engine_settings
-from harness.errors import one_line
 from harness.expand import PlannedJob
 
-_ANSWER = "resolved: "  # what libraries print must not be taken for it
 _NEVER = ("max_memory_percent",)
 """Sizes the cache as num_blocks does, which is pinned itself; both together would be refused."""
 
@@ -61,56 +58,36 @@ def resolve(config: Mapping[str, Any]) -> list[tuple[str, Any, str]]:
     Raises:
         ValueError: it could not be made, or took longer than ``measure.start_timeout_s``.
     """
-    asked = json.dumps({group: config[group] for group in ("engine", "model", "generation", "measure")})
-    what = f"mode=pinned: the settings of the baseline ({config['engine']['name']}, {config['model']['name']})"
+    asked = {group: config[group] for group in ("engine", "model", "generation", "measure")}
+    limit_s = config["measure"]["start_timeout_s"]
     try:
-        done = subprocess.run(
-            [sys.executable, "-m", "harness.pinning"],
-            input=asked,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=config["measure"]["start_timeout_s"],
-        )
-    except subprocess.TimeoutExpired as error:
-        raise ValueError(f"{what} were not resolved within measure.start_timeout_s={error.timeout:g}") from error
-    answers = [line.removeprefix(_ANSWER) for line in done.stdout.splitlines() if line.startswith(_ANSWER)]
-    answer = json.loads(answers[-1]) if answers else {"error": _last_line(done)}
-    if "error" in answer:
-        raise ValueError(f"{what} could not be resolved: {answer['error']}")
-    return [tuple(row) for row in answer["rows"]]
+        return [tuple(row) for row in ask("harness.pinning", asked, limit_s)]
+    except NoAnswer as error:
+        raise ValueError(
+            f"mode=pinned: the settings of the baseline ({config['engine']['name']}, {config['model']['name']}) could "
+            f"not be resolved (measure.start_timeout_s={limit_s:g}): {error}"
+        ) from error
 
 
-def _last_line(done: subprocess.CompletedProcess[str]) -> str:
-    return (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
-
-
-def main() -> int:
-    """Read a config as JSON from standard input, make its engine and write what it resolved to."""
+def respond(config: Mapping[str, Any]) -> list[tuple[str, Any, str]]:
+    """(setting, value, source) of the engine that ``config`` describes, made here. Loads torch."""
     from harness.backends import GenerationSettings, create
     from harness.child import resolve_device
     from harness.preparation import load_or_outline
 
-    config = json.load(sys.stdin)
+    loaded = load_or_outline(config, resolve_device(config["measure"]["device"]))
+    backend = create(
+        config["engine"]["name"],
+        loaded.model,
+        engine_settings(config["engine"]),
+        GenerationSettings(**config["generation"]),
+    )
     try:
-        loaded = load_or_outline(config, resolve_device(config["measure"]["device"]))
-        backend = create(
-            config["engine"]["name"],
-            loaded.model,
-            engine_settings(config["engine"]),
-            GenerationSettings(**config["generation"]),
-        )
-        try:
-            backend.warm_up(())
-            rows = [(c.field, c.value, c.source) for c in backend.config()]
-        finally:
-            backend.stop()
-        answer: dict[str, Any] = {"rows": rows}
-    except Exception as error:  # the parent shows one line, whatever the engine raised
-        answer = {"error": one_line(error)}
-    print("\n" + _ANSWER + json.dumps(answer, default=str))
-    return 0
+        backend.warm_up(())
+        return [(c.field, c.value, c.source) for c in backend.config()]
+    finally:
+        backend.stop()
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(answer(respond))

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-
 import pytest
 
+from harness import check
 from harness.check import check_engines, errors
 
 GREEDY = {"do_sample": False, "temperature": None, "top_k": None, "top_p": None, "seed": None, "ignore_eos": True}
@@ -33,10 +31,7 @@ def test_a_wrong_setting(wrong, expected):
 def test_a_command_is_refused_only_if_every_job_would_fail(monkeypatch):
     good, bad = job("ours", num_blocks=32), job("ours", num_blocks=0)
 
-    def run(command, input, **kwargs):
-        return subprocess.CompletedProcess(command, 0, "checked: " + json.dumps(errors(json.loads(input))), "")
-
-    monkeypatch.setattr(subprocess, "run", run)
+    monkeypatch.setattr(check, "ask", lambda module, jobs: errors(jobs))
     assert check_engines([good, good]) == []
     (found,) = check_engines([good, bad])
     assert "num_blocks must be an integer >= 1" in found
@@ -48,8 +43,8 @@ def test_a_command_is_refused_only_if_every_job_would_fail(monkeypatch):
 def test_nothing_wrong_and_nothing_to_ask(monkeypatch):
     assert errors([job("static", wave=2), job("ours"), job("transformers", page_size=16)]) == []
 
-    def run(*args, **kwargs):
+    def ask(*args):
         raise AssertionError("a process was started although no engine has a setting")
 
-    monkeypatch.setattr(subprocess, "run", run)
+    monkeypatch.setattr(check, "ask", ask)
     check_engines([job("ours", page_size=None), job("static")])
