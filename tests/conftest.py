@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import os
+import signal
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -10,7 +12,19 @@ import pytest
 
 os.environ["ENGINE_CHECK"] = "1"  # the engine checks its invariants after every step, in child processes too
 
+# A shell that starts this in the background lets it ignore Ctrl-C, and with it every process it starts.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
 Reference = Callable[[Any, Sequence[int], int], list[int]]
+
+
+@pytest.fixture(autouse=True)
+def root_logger_as_it_was() -> Iterator[None]:
+    """Hydra sets the root logger's level; the next test's warnings must still be heard."""
+    before = logging.root.level
+    yield
+    logging.root.setLevel(before)
 
 
 @pytest.fixture(scope="session")

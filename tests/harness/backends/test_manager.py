@@ -67,7 +67,10 @@ class FakeManager:
         self.step_log: list[Step] = []
         self.count = 0
         self.script = script
-        self.resolved_config = SimpleNamespace(rows=lambda: [("num_blocks", 8, "user"), ("page_size", 4, "default")])
+        self.resolved_config = SimpleNamespace(
+            rows=lambda: [("num_blocks", 8, "user"), ("page_size", 4, "default")],
+            layout=SimpleNamespace(windows=[None, 16], num_kv_heads=2, head_dim=8, itemsize=4),
+        )
 
     def measured_settings(self) -> list[tuple[str, Any, str]]:
         return [("linear_kernels", "torch 3", "derived: fastest on this device")] if self.running else []
@@ -252,7 +255,8 @@ def test_warm_up_is_apart_and_counts_begin_at_start(
         {"step": 1, "t_ns": 40, "free_blocks": 5},
     ]
     assert backend.config()[0] == ConfigValue("num_blocks", 8, "user")
-    assert backend.config()[-1] == ConfigValue("linear_kernels", "torch 3", "derived: fastest on this device")
+    assert ConfigValue("linear_kernels", "torch 3", "derived: fastest on this device") in backend.config()
+    assert ConfigValue("cache.windows", [None, 16], "derived: the model's attention layers") in backend.config()
     assert backend.memory() == {"weights": 100, "kv_pool": 200}
 
 
