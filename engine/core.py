@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from engine.cache import PagedCache
+from engine.cache import TRASH_BLOCK, PagedCache
 from engine.culprits import Culprit, cause_of, find_culprits
 from engine.model_shape import ModelShape
 from engine.requests import GenerationOutput, Request, RequestStatus
@@ -229,6 +229,7 @@ class EngineCore:
         del self.requests[request.request_id]
         if request.tables:
             self.cache.register(request)
+            request.kv_blocks = sum(block != TRASH_BLOCK for table in request.tables for block in table)
         self.scheduler.remove(request)
         request.end(status, error)
         self.stats.recomputed_tokens += request.recomputed_tokens
@@ -256,6 +257,10 @@ class EngineCore:
 
     def _describe(self, plan: StepPlan, launched: LaunchedStep, started: int) -> StepRecord:
         rows = plan.rows
+        now = time.perf_counter_ns()
+        for request in plan.prefilled:
+            if request.decoding_time < 0:  # once: a preempted request prefills again
+                request.decoding_time = now / 1e9
         decode, prefill_rows = rows.num_decode, len(rows) - rows.num_decode
         record = StepRecord(
             step=self.stats.steps,
@@ -280,7 +285,10 @@ class EngineCore:
             graph=launched.replayed,
             offloaded=plan.num_offloaded,
             restored=plan.num_restored,
-            schedule_ms=(time.perf_counter_ns() - started) / 1e6,
+            offloaded_bytes=len(plan.offloads) * self.config.layout.block_bytes,
+            restored_bytes=len(plan.restores) * self.config.layout.block_bytes,
+            mask_bytes=launched.mask_bytes,
+            schedule_ms=(now - started) / 1e6,
         )
         self.stats.record(record)
         return record

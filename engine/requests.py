@@ -64,6 +64,10 @@ class GenerationOutput:
         cached_tokens: prompt tokens served from the prefix cache, or shared with the request it is a child of.
         recomputed_tokens: tokens computed again because the request was preempted.
         preemptions: how often it was preempted.
+        status_times: (status, ``time.perf_counter()`` seconds at which it was first entered), in order. A preempted
+            request is pending again, ``preemptions`` times; that is not listed.
+        prefill_steps: steps that computed tokens of its prompt, or what a preemption had lost.
+        kv_blocks: blocks it held when it ended; None before, or if it ended in the queue.
     """
 
     __slots__ = ("_length", "_request", "preemptions", "recomputed_tokens", "request_id", "status")
@@ -84,6 +88,26 @@ class GenerationOutput:
     @property
     def lifespan(self) -> tuple[float, float]:
         return self._request.admitted_time, self._request.ended_time if self.is_finished() else -1.0
+
+    @property
+    def status_times(self) -> list[tuple[RequestStatus, float]]:
+        request = self._request
+        entered = [
+            (RequestStatus.PENDING, request.created_time),
+            (RequestStatus.PREFILLING, request.admitted_time),
+            (RequestStatus.DECODING, request.decoding_time),
+        ]
+        if self.is_finished():
+            entered.append((request.status, request.ended_time))
+        return [(status, at) for status, at in entered if at >= 0]
+
+    @property
+    def prefill_steps(self) -> int:
+        return self._request.prefill_steps
+
+    @property
+    def kv_blocks(self) -> int | None:
+        return self._request.kv_blocks
 
     @property
     def error(self) -> str | None:
@@ -159,6 +183,8 @@ class Request:
         num_registered: pages already offered to the prefix cache.
         children: further sequences of the same prompt that wait for it to be computed.
         parent: the request it waits for as one of those.
+        decoding_time: when the step was launched that samples its first token.
+        prefill_steps, kv_blocks: as in `GenerationOutput`.
     """
 
     request_id: str
@@ -187,9 +213,12 @@ class Request:
     finish_reason: FinishReason | None = None
     error: str | None = None
     admitted_time: float = -1.0
+    decoding_time: float = -1.0
     ended_time: float = -1.0
     cached_tokens: int = 0
     recomputed_tokens: int = 0
+    prefill_steps: int = 0
+    kv_blocks: int | None = None
     preemptions: int = 0
     num_lost: int = 0  # positions computed before the last preemption
 

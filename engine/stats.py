@@ -26,6 +26,8 @@ class StepRecord:
         unused_slots: places for tokens in the last pages of its rows that hold none yet, summed over layer groups.
         admission_held: whether the safety margin stopped a prefill.
         offloaded, restored: requests whose blocks were copied to the host, and back, before this step.
+        offloaded_bytes, restored_bytes: how much that was.
+        mask_bytes: attention masks that were alive at once; 0 with backends whose kernels need none.
         gpu_ms: time on the device from its first work to its tokens; None without a GPU.
         restore_ms: time on the device of the latter; None if there were none.
     """
@@ -54,6 +56,9 @@ class StepRecord:
     step_ms: float | None = None
     offloaded: int = 0
     restored: int = 0
+    offloaded_bytes: int = 0
+    restored_bytes: int = 0
+    mask_bytes: int = 0
     gpu_ms: float | None = None
     restore_ms: float | None = None
 

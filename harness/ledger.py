@@ -8,7 +8,9 @@ PLANNED = "planned"
 RESIDUAL = "residual"
 OUTSIDE = "outside_torch"
 _MEASURED = ("peak_", "free_")
-_HOST = ("host_", "pinned_")
+NOT_ON_DEVICE = ("host_", "pinned_")
+PART = "of_"
+"""Begins a line that is part of another one: it is not added again."""
 
 
 def reconcile(memory: Mapping[str, int | None], own_bytes: int | None) -> dict[str, int | None]:
@@ -23,7 +25,7 @@ def reconcile(memory: Mapping[str, int | None], own_bytes: int | None) -> dict[s
         memory: ledger lines of the engine and peaks (``peak_*``) in bytes.
         own_bytes: largest use of the GPU by this process (NVML).
     """
-    lines = [v for k, v in memory.items() if not k.startswith((*_MEASURED, *_HOST)) and v is not None]
+    lines = [v for k, v in memory.items() if not k.startswith((*_MEASURED, *NOT_ON_DEVICE, PART)) and v is not None]
     if not lines:
         return {}
     planned = sum(lines)

@@ -81,6 +81,12 @@ class RequestRecord:
         cached_tokens: prompt tokens served from the prefix cache.
         padding_prompt_tokens, padding_output_tokens: padded positions computed for it (static batching), never part of
             a headline.
+        statuses: states it went through in the engine, in order, " > " between them; None = the engine does not tell.
+        t_pending_ns, t_decoding_ns, t_over_ns: when the engine took it, launched the step that samples its first token,
+            and ended it. It prefills from ``t_admit_ns`` on.
+        preemptions: how often it lost its place and was pending again.
+        prefill_steps: steps that computed its prompt, or what a preemption had lost.
+        kv_blocks: KV blocks it held when it ended.
         output_tokens: how many tokens the server says it generated; None if it says nothing.
         output_counted_by: what tells how many tokens each delivery held (see :data:`COUNTED_BY`); None = their ids.
     """
@@ -104,6 +110,13 @@ class RequestRecord:
     planned_prompt_tokens: int | None = None
     output_tokens: int | None = None
     output_counted_by: str | None = None
+    statuses: str | None = None
+    t_pending_ns: int | None = None
+    t_decoding_ns: int | None = None
+    t_over_ns: int | None = None
+    preemptions: int | None = None
+    prefill_steps: int | None = None
+    kv_blocks: int | None = None
 
 
 @dataclass(slots=True)

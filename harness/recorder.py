@@ -19,6 +19,13 @@ _FACTS = frozenset(
         "prompt_tokens",
         "output_tokens",
         "output_counted_by",
+        "statuses",
+        "t_pending_ns",
+        "t_decoding_ns",
+        "t_over_ns",
+        "preemptions",
+        "prefill_steps",
+        "kv_blocks",
     )
 )
 

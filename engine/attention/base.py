@@ -46,6 +46,11 @@ class AttentionBackend(Protocol):
         """
         ...
 
+    @staticmethod
+    def mask_bytes(metadata: AttentionMetadata) -> int:
+        """Bytes of the masks that were alive at once in a step that has run; 0 where kernels see lengths instead."""
+        ...
+
 
 def write_kv(
     key: torch.Tensor, value: torch.Tensor, key_cache: torch.Tensor, value_cache: torch.Tensor, slots: torch.Tensor

@@ -16,6 +16,12 @@ class EagerAttention:
     capturable: ClassVar[bool] = False
     decode_kernel: ClassVar[bool] = False
 
+    @staticmethod
+    def mask_bytes(metadata: AttentionMetadata) -> int:
+        """The largest row's: rows come one after the other."""
+        counts = [1] * metadata.num_decode + list(metadata.host_query_lengths)
+        return max(map(row_mask_bytes, counts, metadata.host_kv_lengths), default=0)
+
     def attend(
         self,
         query: torch.Tensor,
@@ -40,6 +46,11 @@ class EagerAttention:
             )
             start += count
         return output
+
+
+def row_mask_bytes(queries: int, keys: int) -> int:
+    """Bytes of what `eager_row` builds to hide keys: one bool a query and key, and the same inverted."""
+    return 2 * queries * keys
 
 
 def eager_row(

@@ -43,6 +43,11 @@ class FlashAttention2:
         self._decode = flash_attn_with_kvcache
         self._varlen = flash_attn_varlen_func
 
+    @staticmethod
+    def mask_bytes(metadata: AttentionMetadata) -> int:
+        """None: the kernels see lengths."""
+        return 0
+
     def attend(
         self,
         query: torch.Tensor,

@@ -46,6 +46,11 @@ class FlashAttention3:
 
         self._attend = flash_attn_with_kvcache
 
+    @staticmethod
+    def mask_bytes(metadata: AttentionMetadata) -> int:
+        """None: the kernels see lengths."""
+        return 0
+
     def attend(
         self,
         query: torch.Tensor,

@@ -9,8 +9,10 @@ from typing import ClassVar
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from engine.attention.eager import eager_row
+from engine.attention.eager import eager_row, row_mask_bytes
 from engine.attention.metadata import AttentionMetadata
+
+_LARGEST_ROW = "largest row"  # key of the memo: mask bytes of the largest row that was written out
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +43,17 @@ class SdpaAttention:
     name: ClassVar[str] = "sdpa"
     capturable: ClassVar[bool] = False
     decode_kernel: ClassVar[bool] = False
+
+    @staticmethod
+    def mask_bytes(metadata: AttentionMetadata) -> int:
+        """All masks of the step, which every layer uses again; where logits are soft-capped, the largest row's."""
+        total = metadata.memo.get(_LARGEST_ROW, 0)
+        for made in metadata.memo.values():
+            if isinstance(made, torch.Tensor):
+                total += made.nbytes
+            elif isinstance(made, tuple):
+                total += sum(run.hidden.nbytes for run in made[0] if run.hidden is not None)
+        return int(total)
 
     def attend(
         self,
@@ -74,6 +87,7 @@ class SdpaAttention:
             first = 0 if window is None else max(0, kv_length - window)
             keys, values = _gather(key_cache, value_cache, host_tables[row], first, kv_length, page_size)
             if softcap is not None:
+                _note_row(metadata, 1, kv_length - first)
                 output[row] = eager_row(query[row : row + 1], keys, values, scale, None, softcap)[0]
                 continue
             grouped_output[row] = scaled_dot_product_attention(
@@ -89,6 +103,7 @@ class SdpaAttention:
             span = slice(start, start + count)
             start += count
             if softcap is not None:
+                _note_row(metadata, count, kv_length - first)
                 output[span] = eager_row(query[span], keys, values, scale, window, softcap)
                 continue
             visible = kv_length - first
@@ -126,6 +141,10 @@ class SdpaAttention:
                 query,
             )
         return plan
+
+
+def _note_row(metadata: AttentionMetadata, queries: int, keys: int) -> None:
+    metadata.memo[_LARGEST_ROW] = max(metadata.memo.get(_LARGEST_ROW, 0), row_mask_bytes(queries, keys))
 
 
 def plan_decode(

@@ -38,6 +38,11 @@ class TritonAttention:
         # Captured steps go on with the tickets they were captured with, so those are kept when more are needed.
         self._tickets: list[torch.Tensor] = []
 
+    @staticmethod
+    def mask_bytes(metadata: AttentionMetadata) -> int:
+        """None: the kernels see lengths."""
+        return 0
+
     def attend(
         self,
         query: torch.Tensor,

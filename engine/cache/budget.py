@@ -19,6 +19,10 @@ class Ledger:
         step_buffers: inputs of a step on the device.
         activations: peak of temporary tensors in a forward pass over ``max_batch_tokens``, logits included.
         graph_pool: what captured steps hold besides; measured once they are captured, None before and without any.
+        decode_reserve: the part of ``kv_cache`` that the safety margin keeps for requests that decode: so much must be
+            free for a prefill to be admitted.
+        host_cache: blocks of preempted requests in host memory.
+        host_is_pinned: whether that is pinned, as it is beside a GPU.
     """
 
     weights: int
@@ -26,14 +30,20 @@ class Ledger:
     step_buffers: int
     activations: int
     graph_pool: int | None = None
+    decode_reserve: int = 0
+    host_cache: int = 0
+    host_is_pinned: bool = False
 
     def as_dict(self) -> dict[str, int]:
-        """Bytes by name; what is not known is left out."""
+        """Bytes by name; what is not known is left out. ``of_*`` is part of another line, ``pinned_*`` and ``host_*``
+        lie in host memory: neither adds to what the device holds."""
         lines = {
             "weights_bytes": self.weights,
             "kv_cache_bytes": self.kv_cache,
             "step_buffers_bytes": self.step_buffers,
             "activations_bytes": self.activations,
+            "of_kv_cache_decode_reserve_bytes": self.decode_reserve,
+            f"{'pinned_host' if self.host_is_pinned else 'host'}_cache_bytes": self.host_cache,
         }
         return lines if self.graph_pool is None else lines | {"graph_pool_bytes": self.graph_pool}
 

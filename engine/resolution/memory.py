@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bisect
 import logging
+import math
 
 from engine.cache.budget import Ledger, activation_bytes, step_buffer_bytes
 from engine.resolution.execution import DEFAULT_BLOCKS_PER_REQUEST
@@ -130,4 +131,13 @@ def offload(r: Resolution) -> None:
 
 def ledger(r: Resolution) -> Ledger:
     buffers, activations = _step_bytes(r, r["max_batch_tokens"], r["max_requests_per_batch"])
-    return Ledger(r.shape.weight_bytes, (r["num_blocks"] + 1) * r.layout.block_bytes, buffers, activations)
+    block = r.layout.block_bytes
+    return Ledger(
+        r.shape.weight_bytes,
+        (r["num_blocks"] + 1) * block,
+        buffers,
+        activations,
+        decode_reserve=math.ceil(r["safety_margin"] * r["num_blocks"]) * block,
+        host_cache=r["num_host_blocks"] * block,
+        host_is_pinned=r.shape.device.type == "cuda",
+    )

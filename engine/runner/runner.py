@@ -35,6 +35,7 @@ class LaunchedStep:
         table_pages: width of its block tables.
         decode_kernel_rows: rows that took the decode fast path.
         replayed: whether a CUDA graph was replayed.
+        mask_bytes: attention masks that were alive at once.
         begun, event: before its first and after its last work on a GPU.
     """
 
@@ -45,6 +46,7 @@ class LaunchedStep:
     table_pages: int
     decode_kernel_rows: int
     replayed: bool
+    mask_bytes: int
     begun: Any
 
     @property
@@ -137,7 +139,7 @@ class ModelRunner:
     def __init__(self, model: Any, shape: ModelShape, config: ResolvedConfig) -> None:
         self.model, self.shape, self.config = model, shape, config
         self.device = shape.device
-        backend = BACKENDS[config.attention_backend]()
+        backend = self._backend = BACKENDS[config.attention_backend]()
         self._all_varlen = backend.decode_kernel and not config.decode_kernel  # max_blocks_per_request=0
         caches = allocate_kv(config.layout, config.num_blocks, shape.dtype, self.device)
         self.executor: Executor = _make_executor(model, shape, config, backend, caches)
@@ -244,11 +246,12 @@ class ModelRunner:
             self.upload(captured.shape, rows, captured.inputs)
             captured.graph.replay()
             sample_slots, logits, greedy = captured.sample_slots, captured.logits, captured.greedy[:samples]
-            padded = captured.shape.tokens - tokens
+            padded, masks = captured.shape.tokens - tokens, 0  # what can be captured needs none
         else:
             views = shape.carve(self.upload(shape, rows))
-            sample_slots, logits = views["sample_slots"], self.forward(shape, views, self._metadata(shape, views, rows))
-            padded, greedy = 0, None
+            metadata = self._metadata(shape, views, rows)
+            sample_slots, logits = views["sample_slots"], self.forward(shape, views, metadata)
+            padded, greedy, masks = 0, None, self._backend.mask_bytes(metadata)
         choice = self._choose(logits[:samples], sampled, sample_slots[:samples], greedy)
         if plan.copies:
             self.copy_blocks(plan.copies)
@@ -261,6 +264,7 @@ class ModelRunner:
             table_pages=width if captured is None else captured.shape.width,
             decode_kernel_rows=decodes if self.config.decode_kernel else 0,
             replayed=captured is not None,
+            mask_bytes=masks,
             begun=begun,
         )
 

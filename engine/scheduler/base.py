@@ -122,8 +122,10 @@ class Scheduler:
         self.slots.num_computed[rows.slots] -= rows.counts
         self.slots.num_in_flight[rows.slots] -= rows.samples
         for row in rows:
-            if row.samples and not row.is_decode:
-                self.slots.set_status(row.request, RequestStatus.PREFILLING)
+            if not row.is_decode:
+                row.request.prefill_steps -= 1
+                if row.samples:
+                    self.slots.set_status(row.request, RequestStatus.PREFILLING)
 
     def collect(
         self,
@@ -206,6 +208,11 @@ class Scheduler:
         slots.num_in_flight[decodes] += 1
         requests = slots.requests(decodes)
         count = len(requests)
+        generated = starts >= slots.num_prompt[decodes]
+        num_decode = int(generated.sum())
+        if num_decode < count:  # sequences that share a prompt compute its last token themselves
+            for request in compress(requests, (~generated).tolist()):
+                request.prefill_steps += 1
         rows = StepRows(
             requests,
             decodes,
@@ -216,7 +223,7 @@ class Scheduler:
             np.ones(count, dtype=bool),
             ids,
             count,
-            int((starts >= slots.num_prompt[decodes]).sum()),
+            num_decode,
         )
         chunks = [self._commit_chunk(request, count) for request, count in self._chunks.values()]
         return rows.followed_by(StepRows.of(chunks)) if chunks else rows
@@ -228,9 +235,12 @@ class Scheduler:
         if samples:
             request.num_in_flight += 1
             self.slots.set_status(request, RequestStatus.DECODING)
+            self._plan.prefilled.append(request)
             if request.children:
                 self._fork(request)
-        return ScheduledRow(request, start, count, samples)
+        row = ScheduledRow(request, start, count, samples)
+        request.prefill_steps += not row.is_decode
+        return row
 
     def _admit(self) -> None:
         if self._plan.num_preempted:  # its blocks are for those it gave way to
@@ -283,6 +293,7 @@ class Scheduler:
             child.status = RequestStatus.DECODING
             self._occupy(child)
             self._plan.admitted.append(child)
+            self._plan.prefilled.append(child)
             self._plan.copies += copies
             self._plan.forked.append(child)
 

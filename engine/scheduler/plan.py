@@ -154,6 +154,7 @@ class StepPlan:
     Attributes:
         num_allocated_blocks, num_evicted_blocks: blocks given out, and those of them whose cached prefix was given up.
         admitted: requests that left the queue for the first time.
+        prefilled: requests whose known tokens are all computed by it, so that they decode from here on.
         copies: (from, to) blocks to copy once the step is computed.
         offloads: (device block, host block) to copy before the step is computed, also if it has no rows.
         restores: (host block, device block) to copy after those, and before the step is computed.
@@ -175,6 +176,7 @@ class StepPlan:
     prefix_query_tokens: int = 0
     prefix_hit_tokens: int = 0
     admitted: list[Request] = field(default_factory=list)
+    prefilled: list[Request] = field(default_factory=list)
     copies: BlockPairs = field(default_factory=list)
     forked: list[Request] = field(default_factory=list)
     offloads: BlockPairs = field(default_factory=list)

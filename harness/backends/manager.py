@@ -89,6 +89,11 @@ class ManagerBackend(ABC):
         tokens: list[int] = output.generated_tokens[seen:]
         return tokens
 
+    def _facts(self, output: Any) -> dict[str, int | str | None]:
+        """What a terminal output tells beyond its tokens: fields of RequestRecord."""
+        names = ("cached_tokens", "recomputed_tokens")
+        return {name: value for name in names if (value := getattr(output, name, None)) is not None}
+
     # -- Backend -------------------------------------------------------------------------------------------------
 
     def warm_up(self, requests: Sequence[ScheduledRequest]) -> None:
@@ -235,11 +240,7 @@ class ManagerBackend(ABC):
         if outcome is None:
             outcome = classify_failure(error, "decode" if state.tokens else "prefill")
             error = error or "the engine gave no reason"
-        facts = {
-            name: value
-            for name in ("cached_tokens", "recomputed_tokens")
-            if (value := getattr(output, name, None)) is not None
-        }
+        facts = {} if output is None else self._facts(output)
         self._sink.on_end(request_id, outcome, time.perf_counter_ns() if time_ns is None else time_ns, error, **facts)
 
     def _open_ids(self) -> list[str]:

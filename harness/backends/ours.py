@@ -50,6 +50,19 @@ class OursBackend(ManagerBackend):
         tokens: list[int] = output.tokens_since(seen)  # without copying all that came before
         return tokens
 
+    def _facts(self, output: Any) -> dict[str, int | str | None]:
+        entered = [(status.name.lower(), round(at * 1e9)) for status, at in output.status_times]
+        at = dict(entered)
+        return super()._facts(output) | {
+            "statuses": " > ".join(at),
+            "t_pending_ns": at["pending"],
+            "t_decoding_ns": at.get("decoding"),
+            "t_over_ns": entered[-1][1],
+            "preemptions": output.preemptions,
+            "prefill_steps": output.prefill_steps,
+            "kv_blocks": output.kv_blocks,
+        }
+
     def config(self) -> list[ConfigValue]:
         resolved = self._manager.resolved_config
         rows = (*resolved.rows(), *self._manager.measured_settings())

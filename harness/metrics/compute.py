@@ -114,6 +114,7 @@ def _runs(record: RunRecord, run_id: str, view: RunView) -> pd.DataFrame:
 def _requests(record: RunRecord, run_id: str, o: Observations, latencies: Mapping[str, FloatArray]) -> pd.DataFrame:
     rows = record.requests
     times = {name: getattr(o, name) / 1e9 for name in ("t_sched", "t_submit", "t_admit", "t_first", "t_last", "t_done")}
+    times |= {name: _since_start(record, name) / 1e9 for name in ("t_pending", "t_decoding", "t_over")}
     if not o.started:
         times = {name: np.full(len(rows), np.nan) for name in times}
     facts = (
@@ -127,6 +128,10 @@ def _requests(record: RunRecord, run_id: str, o: Observations, latencies: Mappin
         "holds_answer_of",
         "planned_prompt_tokens",
         "error",
+        "statuses",
+        "preemptions",
+        "prefill_steps",
+        "kv_blocks",
     )
     columns: dict[str, Any] = {
         "request_id": list(o.request_ids),
@@ -139,6 +144,12 @@ def _requests(record: RunRecord, run_id: str, o: Observations, latencies: Mappin
         "slo_met": _good(record, o, latencies),
     }
     return frame("requests", run_id, columns, len(rows))
+
+
+def _since_start(record: RunRecord, name: str) -> FloatArray:
+    """A time that only the engine knows, in ns after the start of the run; NaN where it does not tell."""
+    start, times = record.t_start_ns or 0, (getattr(r, f"{name}_ns") for r in record.requests)
+    return np.array([np.nan if t is None else t - start for t in times], dtype=np.float64)
 
 
 def _good(record: RunRecord, o: Observations, latencies: Mapping[str, FloatArray]) -> Any:

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from harness.deliveries import UNKNOWN, Deliveries
+from harness.metrics.step_log import held_spans
 from harness.record import Outcome, RequestRecord, RunRecord
 
 FloatArray = npt.NDArray[np.float64]
@@ -28,6 +29,8 @@ class Observations:
         counted: [requests] whether that number is known.
         chunk_request: [chunks] index of the request; deliveries without tokens are left out.
         chunk_time, chunk_size: [chunks] ns after the start, tokens in it (UNKNOWN where a server did not say).
+        held: [spans, 2] start and end of the steps in which the safety margin kept prefills out; None without a step
+            log that tells.
         started: whether the start of the run was recorded; if not, only differences of times mean something.
     """
 
@@ -46,6 +49,7 @@ class Observations:
     chunk_time: IntArray
     chunk_size: IntArray
     started: bool
+    held: FloatArray | None = None
 
 
 def _origin_ns(record: RunRecord) -> int:
@@ -117,4 +121,5 @@ def observe(record: RunRecord) -> Observations:
         chunk_time=time,
         chunk_size=size,
         started=record.t_start_ns is not None,
+        held=held_spans(record, origin),
     )

@@ -6,9 +6,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-import pandas as pd
-
 from harness.metrics.metric import RunMetric, RunView
+from harness.metrics.step_log import logged
 
 
 def _counter(run: RunView, name: str) -> int | None:
@@ -17,11 +16,7 @@ def _counter(run: RunView, name: str) -> int | None:
 
 
 def _logged(run: RunView, field: str, reduce: Callable[[list[Any]], int]) -> int | None:
-    steps = run.record.steps
-    if isinstance(steps, pd.DataFrame):
-        values = steps[field].dropna().tolist() if field in steps else []
-    else:
-        values = [step[field] for step in steps if step.get(field) is not None]
+    values = logged(run.record, field)
     return int(reduce(values)) if values else None
 
 
@@ -48,6 +43,7 @@ METRICS = (
             ("kv_blocks_free_min", "free_blocks", min),
             ("running_max", "running", max),
             ("waiting_max", "waiting", max),
+            ("held_steps", "admission_held", sum),
         )
     ),
 )

@@ -5,7 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TypeVar
 
-from harness.metrics import goodput, memory, outcomes, queue, request_latency, run_latency, steady_rates, throughput
+from harness.metrics import (
+    blocks,
+    goodput,
+    memory,
+    offload,
+    outcomes,
+    queue,
+    request_latency,
+    run_latency,
+    steady_rates,
+    throughput,
+)
 from harness.metrics.metric import RequestMetric, RunMetric
 
 M = TypeVar("M", RequestMetric, RunMetric)
@@ -32,5 +43,7 @@ RUN_METRICS: dict[str, RunMetric] = _register(
         *run_latency.METRICS,
         *memory.METRICS,
         *queue.METRICS,
+        *blocks.METRICS,
+        *offload.METRICS,
     )
 )

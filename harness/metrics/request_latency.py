@@ -30,6 +30,21 @@ def _queue(o: Observations, _: Gaps) -> FloatArray:
     return _ok_ms(o, o.t_admit, o.t_submit)
 
 
+def _prefill_delay(o: Observations, _: Gaps) -> FloatArray:
+    if o.held is None:
+        return np.full(len(o.ok), np.nan)
+    starts, ends = o.held[:, 0], o.held[:, 1]
+    before = np.concatenate(([0.0], np.cumsum(ends - starts)))  # ns held in the spans before each
+
+    def held_until(t: FloatArray) -> FloatArray:
+        k = np.searchsorted(starts, t, side="right")
+        inside = np.where(k > 0, np.maximum(0.0, ends[k - 1] - t), 0.0) if len(ends) else 0.0
+        return before[k] - inside
+
+    known = o.ok & ~np.isnan(o.t_admit)
+    return np.where(known, (held_until(o.t_admit) - held_until(o.t_submit)) / 1e6, np.nan)
+
+
 def _prefill(o: Observations, _: Gaps) -> FloatArray:
     return _ok_ms(o, o.t_first, o.t_admit)
 
@@ -67,6 +82,7 @@ METRICS = (
     RequestMetric("ttft_sched_ms", _ttft_sched),
     RequestMetric("queue_ms", _queue),
     RequestMetric("prefill_ms", _prefill),
+    RequestMetric("prefill_delay_ms", _prefill_delay),
     RequestMetric("tpot_ms", _tpot),
     RequestMetric("itl_mean_ms", _itl_mean),
     RequestMetric("itl_max_ms", _itl_max),

@@ -28,6 +28,7 @@ _REQUEST_PERCENTILES = {
     "e2e": (50, 95, 99),
     "queue": (50, 95),
     "prefill": (50, 95),
+    "prefill_delay": (50, 95),
     "sched_lag": (99,),
 }
 

@@ -6,14 +6,14 @@ from collections.abc import Mapping, Sequence
 
 import pandas as pd
 
-from harness.ledger import OUTSIDE, PLANNED, RESIDUAL
+from harness.ledger import NOT_ON_DEVICE, OUTSIDE, PART, PLANNED, RESIDUAL
 from harness.report.arms import Arm
 from harness.report.page import section, text_table
 from harness.report.quantity import UNKNOWN, memory
 from harness.report.read import Results
 
 _DERIVED = (PLANNED, RESIDUAL, OUTSIDE)
-_NOT_PLANNED = ("peak_", "free_", "host_", "pinned_")
+_NOT_PLANNED = ("peak_", "free_", *NOT_ON_DEVICE, PART)
 
 
 def ledger_sentences(results: Results, arms: Sequence[Arm]) -> list[str]:

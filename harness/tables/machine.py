@@ -13,7 +13,9 @@ MEMORY_LEDGER = Table(
             "line",
             "string",
             "",
-            "what the memory is for, or which peak; planned: sum of the engine's lines; residual: the allocator's peak "
+            "what the memory is for, or which peak; of_*: part of another line (of_kv_cache_decode_reserve: "
+            "blocks that must be free for a prefill to be admitted); host_*, pinned_*: in host memory; planned: "
+            "sum of the engine's other lines; residual: the allocator's peak "
             "(on a CPU: of resident memory, with interpreter and libraries) beyond it; outside_torch: this process on "
             "the GPU (NVML) beyond torch's reserve",
         ),

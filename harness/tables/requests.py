@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from harness.record import COUNTED_BY
-from harness.tables.table import HIDDEN, NO_GAP, NO_SLO, REQUEST_ID, RUN_ID, UNSENT, Column, Table
+from harness.tables.table import HIDDEN, NO_GAP, NO_SLO, REQUEST_ID, RUN_ID, UNSENT, UNTOLD, Column, Table
 
 _NOT_OK = "request not ok"
 
@@ -41,6 +41,24 @@ REQUESTS = Table(
         ),
         Column("t_last_s", "Float64", "s", "last token usable by the consumer", "no token"),
         Column("t_done_s", "Float64", "s", "terminal output usable by the consumer", "not ended"),
+        Column(
+            "statuses",
+            "string",
+            "",
+            "life cycle in the engine: pending (t_pending_s), prefilling (t_admit_s), decoding (t_decoding_s), then "
+            "finished, failed or cancelled (t_over_s); each when first entered, pending again once a preemption",
+            UNTOLD,
+        ),
+        Column("t_pending_s", "Float64", "s", "taken in by the engine", UNTOLD),
+        Column(
+            "t_decoding_s", "Float64", "s", "the step was launched that samples its first token", f"never, or {UNTOLD}"
+        ),
+        Column("t_over_s", "Float64", "s", "ended inside the engine", UNTOLD),
+        Column("preemptions", "Int64", "events", "how often it lost its place", UNTOLD),
+        Column(
+            "prefill_steps", "Int64", "steps", "steps that computed its prompt, or what a preemption had lost", UNTOLD
+        ),
+        Column("kv_blocks", "Int64", "blocks", "KV blocks it held when it ended", f"it held none, or {UNTOLD}"),
         Column("sched_lag_ms", "Float64", "ms", "t_submit - t_sched", "not sent"),
         Column("ttft_ms", "Float64", "ms", "t_first - t_submit", _NOT_OK),
         Column(
@@ -48,6 +66,13 @@ REQUESTS = Table(
         ),
         Column("queue_ms", "Float64", "ms", "t_admit - t_submit", f"{_NOT_OK}, or admission hidden"),
         Column("prefill_ms", "Float64", "ms", "t_first - t_admit", f"{_NOT_OK}, or admission hidden"),
+        Column(
+            "prefill_delay_ms",
+            "Float64",
+            "ms",
+            "part of queue_ms in steps in which the safety margin kept prefills out",
+            f"{_NOT_OK}, admission hidden, or no step log",
+        ),
         Column("tpot_ms", "Float64", "ms", "(t_last - t_first) / (n - 1)", f"{_NOT_OK}, or all tokens in one delivery"),
         Column("itl_mean_ms", "Float64", "ms", "mean of its inter-token gaps", f"{_NOT_OK}, or {NO_GAP}"),
         Column("itl_max_ms", "Float64", "ms", "largest of its inter-token gaps", f"{_NOT_OK}, or {NO_GAP}"),

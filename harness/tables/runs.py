@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from harness.tables.table import HIDDEN, NO_GAP, NO_GPU, NO_SLO, RUN_ID, Column, Table
+from harness.tables.table import HIDDEN, NO_GAP, NO_GPU, NO_SLO, NO_STEP_LOG, RUN_ID, UNTOLD, Column, Table
 
 MIN_P99_SAMPLES = 662
 """Below so many samples a 99th percentile is shown greyed: too few values lie beyond it to state it."""
@@ -176,6 +176,10 @@ RUNS = Table(
             "95th percentile of prefill_ms over ok requests",
             "the backend hides admission",
         ),
+        Column("prefill_delay_p50_ms", "Float64", "ms", "median of prefill_delay_ms over ok requests", NO_STEP_LOG),
+        Column(
+            "prefill_delay_p95_ms", "Float64", "ms", "95th percentile of prefill_delay_ms over ok requests", NO_STEP_LOG
+        ),
         Column("sched_lag_p99_ms", "Float64", "ms", "99th percentile of t_submit - t_sched over all sent", "none sent"),
         Column("peak_rss_bytes", "Int64", "bytes", "largest resident memory of the measured process", "not sampled"),
         Column("peak_gpu_allocated_bytes", "Int64", "bytes", "torch.cuda.max_memory_allocated while measuring", NO_GPU),
@@ -189,11 +193,46 @@ RUNS = Table(
         Column("offloads", "Int64", "events", "requests whose KV blocks were moved to host memory", HIDDEN),
         Column("soft_resets", "Int64", "events", "requests sent back to the queue with their output kept", HIDDEN),
         Column("steps", "Int64", "steps", "forward passes while measuring", HIDDEN),
-        Column("running_max", "Int64", "requests", "most requests holding a place in one step", "no step log"),
-        Column("waiting_max", "Int64", "requests", "most requests queued after scheduling", "no step log"),
+        Column("running_max", "Int64", "requests", "most requests holding a place in one step", NO_STEP_LOG),
+        Column("waiting_max", "Int64", "requests", "most requests queued after scheduling", NO_STEP_LOG),
         Column("kv_blocks_total", "Int64", "blocks", "blocks of the KV pool", HIDDEN),
         Column("kv_blocks_free_min", "Int64", "blocks", "fewest free or reclaimable blocks after scheduling", HIDDEN),
         Column("graph_replays", "Int64", "steps", "steps that replayed a CUDA graph", HIDDEN),
+        Column("held_steps", "Int64", "steps", "steps in which the safety margin kept prefills out", NO_STEP_LOG),
+        Column("chunked_requests", "Int64", "requests", "ok requests with prefill_steps above 1", UNTOLD),
+        Column("prefill_steps_max", "Int64", "steps", "largest prefill_steps of an ok request", UNTOLD),
+        Column("kv_blocks_p50", "Float64", "blocks", "median of kv_blocks over ok requests", UNTOLD),
+        Column("kv_blocks_max", "Int64", "blocks", "largest kv_blocks of an ok request", UNTOLD),
+        Column(
+            "unused_slots_mean",
+            "Float64",
+            "tokens",
+            "mean of unused_slots over steps: waste inside blocks",
+            NO_STEP_LOG,
+        ),
+        Column("unused_slots_max", "Int64", "tokens", "largest unused_slots of a step", NO_STEP_LOG),
+        Column("table_pages_max", "Int64", "pages", "widest block tables of a step", NO_STEP_LOG),
+        Column("peak_mask_bytes", "Int64", "bytes", "largest mask_bytes of a step", NO_STEP_LOG),
+        Column("restores", "Int64", "events", "requests whose KV blocks came back from host memory", HIDDEN),
+        Column("offloaded_bytes", "Int64", "bytes", "copied to host memory by offloads", NO_STEP_LOG),
+        Column("restored_bytes", "Int64", "bytes", "copied back by restores", NO_STEP_LOG),
+        Column(
+            "restore_mean_ms",
+            "Float64",
+            "ms",
+            "mean of restore_ms over the steps that restored",
+            "nothing was restored, or not reported",
+        ),
+        Column(
+            "restore_max_ms", "Float64", "ms", "largest restore_ms of a step", "nothing was restored, or not reported"
+        ),
+        Column(
+            "restore_gb_s",
+            "Float64",
+            "GB/s",
+            "restored_bytes / sum of restore_ms: on a GPU over PCIe or NVLink, on a CPU inside its memory",
+            "nothing was restored, or not reported",
+        ),
         Column(
             "tokens_match",
             "boolean",

@@ -37,6 +37,15 @@ STEPS = Table(
             "offloaded", "Int64", "requests", "requests whose KV blocks went to host memory before this step", HIDDEN
         ),
         Column("restored", "Int64", "requests", "requests whose KV blocks came back before this step", HIDDEN),
+        Column("offloaded_bytes", "Int64", "bytes", "how much that was going out", HIDDEN),
+        Column("restored_bytes", "Int64", "bytes", "how much that was coming back", HIDDEN),
+        Column(
+            "mask_bytes",
+            "Int64",
+            "bytes",
+            "attention masks alive at once; 0 where the backend's kernels see lengths (flash attention, triton)",
+            HIDDEN,
+        ),
         Column("gpu_ms", "Float64", "ms", "time on the device from its first work to its tokens (CUDA events)", NO_GPU),
         Column("restore_ms", "Float64", "ms", "time on the device of restoring", "none restored, or not reported"),
     ),

@@ -41,6 +41,8 @@ REQUEST_ID = Column(
 # Why a value is null.
 UNSENT = "run not started"
 HIDDEN = "not reported by the backend"
+UNTOLD = "not told by the engine"
+NO_STEP_LOG = "no step log"
 NO_GAP = "no gap observed"
 NO_GPU = "no GPU, or not sampled"
 NO_SLO = "no SLO was decided before the run, or it has no such limit"

@@ -552,6 +552,36 @@ def test_counters_and_step_log(open_manager: Open) -> None:
     assert manager.counters()["kv_blocks_free_min"] is None
 
 
+def test_a_terminal_output_tells_its_life(open_manager: Open) -> None:
+    """M-mech-01, M-s2-01, M-mem-05: states with times, chunks of the prompt, blocks at the end."""
+    manager = open_manager(start=False, max_batch_tokens=16, page_size=4)
+    manager.add_request([7] * 40, request_id="long", max_new_tokens=3)
+    manager.add_request([7, 8], request_id="gone", max_new_tokens=9)
+    manager.cancel_request("gone")
+    manager.start()
+    done = everything(manager)
+    manager.stop()
+    states, times = zip(*done["long"].status_times, strict=True)
+    assert [s.name for s in states] == ["PENDING", "PREFILLING", "DECODING", "FINISHED"]
+    assert list(times) == sorted(times)
+    assert done["long"].prefill_steps == sum(s.prefill_rows for s in manager.step_log) == 3  # 16 + 16 + 8
+    assert done["long"].kv_blocks == 11  # 42 positions in pages of 4
+    assert [s.name for s, _ in done["gone"].status_times] == ["PENDING", "CANCELLED"]
+    assert (done["gone"].prefill_steps, done["gone"].kv_blocks) == (0, None)
+    unused = [(4 - end % 4) % 4 for end in (16, 32, 40, 41, 42)]
+    assert [s.unused_slots for s in manager.step_log] == unused == [0, 0, 0, 3, 2]
+
+
+def test_the_ledger_names_the_reserve_and_the_host(open_manager: Open) -> None:
+    """M-mem-01, M-s4-05: 0.15 of 32 blocks is a little under 5; a block is 4 KiB a token here by the test below."""
+    manager = open_manager(start=False, safety_margin=0.15)
+    ledger = manager.ledger()
+    block = manager.resolved_config.layout.block_bytes
+    assert ledger["of_kv_cache_decode_reserve_bytes"] == 5 * block
+    assert ledger["host_cache_bytes"] == 0
+    assert open_manager(start=False, safety_margin=0.0).ledger()["of_kv_cache_decode_reserve_bytes"] == 0
+
+
 def test_prefix_counters_survive_a_restart_and_a_reset(open_manager: Open) -> None:
     manager = open_manager()
     prompt = list(range(1, 14))

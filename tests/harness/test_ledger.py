@@ -5,6 +5,7 @@ from harness.metrics import compute_tables
 from harness.record import RunRecord
 
 LINES = {"weights_bytes": 8_000, "kv_cache_bytes": 4_000, "activations_bytes": 500, "host_blocks_bytes": 9_999}
+LINES |= {"of_kv_cache_decode_reserve_bytes": 600, "pinned_host_cache_bytes": 7_777}  # part of a line; not there
 
 
 def test_on_a_gpu_the_allocators_peak_is_held_against_the_plan():

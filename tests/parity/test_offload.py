@@ -56,6 +56,10 @@ def test_nothing_is_computed_again(
     assert 0 < counters["restores"] <= counters["offloads"] <= counters["preemptions"]
     assert counters["recomputed_tokens"] == 0
     assert counters["offloaded_tokens"] > 0
+    block, log = result.resolved.layout.block_bytes, result.steps
+    assert {s.restored_bytes % block for s in log} == {s.offloaded_bytes % block for s in log} == {0}
+    assert 0 < sum(s.restored_bytes for s in log) <= sum(s.offloaded_bytes for s in log)
+    assert all((s.restored_bytes > 0) == (s.restored > 0) for s in log)
     assert counters["host_blocks_total"] == result.resolved.num_host_blocks == 100
     assert counters["host_blocks_free_min"] < 100
     restored = [s for s in result.steps if s.restored]

@@ -131,3 +131,21 @@ def test_rows_that_share_a_page_or_outgrow_the_window_stand_apart() -> None:
     runs, alone = plan_decode([3, 4, 3], [[1], [2], [3]], 3, 16, torch.empty(0))
     assert alone == [1]
     assert [run.rows.tolist() for run in runs] == [[0, 2]]
+
+
+def test_mask_bytes_by_hand() -> None:
+    """M-mem-02: of a chunk of 5 behind 18 others, a whole prompt of 7, and decode rows of 3 and 2 keys in a page."""
+    query, key_cache, value_cache, metadata, _ = step([(1, 3), (1, 2), (5, 23), (7, 7)], 32, None, 7, True)
+    for name in ("eager", "sdpa"):
+        BACKENDS[name]().attend(query, key_cache, value_cache, metadata, 0, 0.3, None)
+    assert BACKENDS["eager"].mask_bytes(metadata) == 2 * 5 * 23  # the largest row's, and the same inverted
+    # sdpa: a bool a pair for the chunk; none for the prompt, which is causal; floats of the two rows' longest, if the
+    # two lie where one call reads them
+    (runs, _singles) = metadata.memo[0]
+    hidden = sum(run.hidden.nbytes for run in runs if run.hidden is not None)
+    assert hidden == 2 * 3 * 4
+    assert BACKENDS["sdpa"].mask_bytes(metadata) == 5 * 23 + hidden
+    capped = step([(5, 23)], 32, None, 7, True)
+    BACKENDS["sdpa"]().attend(*capped[:4], 0, 0.3, 20.0)
+    assert BACKENDS["sdpa"].mask_bytes(capped[3]) == 2 * 5 * 23
+    assert [BACKENDS[n].mask_bytes(metadata) for n in ("flash_attention_2", "flash_attention_3", "triton")] == [0, 0, 0]

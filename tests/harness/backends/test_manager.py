@@ -38,7 +38,14 @@ class Output:
     lifespan: tuple[float, float] = (-1, -1)
     finish_reason: str | None = None
     cached_tokens: int | None = None
+    preemptions: int = 0
+    prefill_steps: int = 1
+    kv_blocks: int | None = 3
     recomputed_tokens: int | None = None
+
+    @property
+    def status_times(self) -> list[tuple[Any, float]]:
+        return [(Status.PENDING, 12.0), (self.status, self.lifespan[1])]
 
     def is_finished(self) -> bool:
         return self.status >= Status.FINISHED
@@ -148,7 +155,16 @@ def test_tokens_are_deltas_of_cumulative_outputs(
     assert before <= seen.token_ns[0] <= seen.token_ns[-1] == seen.end_ns
     assert seen.admit_ns == 12_500_000_000
     assert seen.outcome is Outcome.OK_LENGTH
-    assert seen.facts == {"cached_tokens": 2}
+    assert seen.facts == {
+        "cached_tokens": 2,
+        "statuses": "pending > finished",
+        "t_pending_ns": 12_000_000_000,
+        "t_decoding_ns": None,
+        "t_over_ns": 13_000_000_000,
+        "preemptions": 0,
+        "prefill_steps": 1,
+        "kv_blocks": 3,
+    }
 
 
 @pytest.mark.parametrize(

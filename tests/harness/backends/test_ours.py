@@ -30,10 +30,21 @@ def test_tokens_steps_config_and_counters(model: Any, sink: Any, requests: Reque
     steps, counters = backend.steps(), backend.counters()
     assert [seen[f"r{k}"].tokens for k in range(3)] == expected
     assert {s.outcome for s in seen.values()} == {Outcome.OK_LENGTH}
-    for s in seen.values():
+    for k, n in enumerate((6, 1, 9)):
+        s = seen[f"r{k}"]
         assert s.admit_ns is not None
         assert s.admit_ns <= s.token_ns[0]
-        assert s.facts == {"cached_tokens": 0, "recomputed_tokens": 0}
+        facts = dict(s.facts)
+        times = [facts.pop("t_pending_ns"), s.admit_ns, facts.pop("t_decoding_ns"), facts.pop("t_over_ns")]
+        assert times == sorted(times)
+        assert facts == {
+            "cached_tokens": 0,
+            "recomputed_tokens": 0,
+            "statuses": "pending > prefilling > decoding > finished",
+            "preemptions": 0,
+            "prefill_steps": 1,
+            "kv_blocks": -(-(len(PROMPTS[k]) + n - 1) // SMALL["page_size"]),
+        }
     assert sum(s["prefill_tokens"] for s in steps) == 16
     assert [s["step"] for s in steps] == list(range(len(steps)))
     assert counters["steps"] == len(steps)
