@@ -65,6 +65,11 @@ class Admission:
             num_return_sequences: it and its children; None = the GenerationConfig's.
         """
         try:
+            if not isinstance(request_id, str):
+                raise ValueError("request_id must be a string")
+            for name, flag in (("streaming", streaming), ("record_timestamps", record_timestamps)):
+                if not isinstance(flag, bool):
+                    raise ValueError(f"{name} must be True or False, got {flag!r}")
             prompt = self._prompt(input_ids)
             limit = self._new_tokens(len(prompt), max_new_tokens)
             eos = self._eos if eos_token_id is None else self._reachable(eos_ids(eos_token_id))
@@ -84,7 +89,7 @@ class Admission:
 
     def _prompt(self, input_ids: Any) -> list[int]:
         ids = input_ids.tolist() if hasattr(input_ids, "tolist") else input_ids
-        if not isinstance(ids, Sequence) or isinstance(ids, str):
+        if not isinstance(ids, Sequence) or isinstance(ids, str | bytes | bytearray):
             raise ValueError(f"input_ids must be a list of token ids, got {type(input_ids).__name__}")
         if len(ids) == 0:
             raise ValueError("the prompt is empty; give at least one token id")

@@ -14,6 +14,7 @@ import torch
 
 from engine import garbage
 from engine.admission import Admission
+from engine.attention import attention_setting
 from engine.client import EngineClient
 from engine.config import ContinuousBatchingConfig, WorkloadHints
 from engine.core import EngineCore
@@ -63,7 +64,7 @@ class ContinuousBatchingManager(EngineClient):
             config,
             self.shape,
             hints,
-            model.config._attn_implementation,
+            attention_setting(model),
             compile_fallback=getattr(self.generation_config, "compile_config", None),
         )
         for level, sentence in self.resolved_config.notes:

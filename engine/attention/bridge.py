@@ -52,6 +52,20 @@ def _model_lock(model: torch.nn.Module) -> threading.RLock:
 
 
 @contextmanager
+def left_alone(model: Any) -> Iterator[None]:
+    """Inside, the model is as its owner left it: no other thread is in the middle of a forward pass of a manager's."""
+    with _model_lock(model):
+        yield
+
+
+def attention_setting(model: Any) -> str | None:
+    """The attention implementation that the model's owner has chosen, also while managers run on it."""
+    with left_alone(model):
+        setting: str | None = model.config._attn_implementation
+        return setting
+
+
+@contextmanager
 def attention_named(model: Any, name: str) -> Iterator[None]:
     """Inside, and in no other thread, the model is in eval mode and its attention setting is ``name``."""
     config = model.config

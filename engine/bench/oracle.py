@@ -12,6 +12,7 @@ import torch
 from transformers import GenerationConfig
 
 from engine.admission import Admission
+from engine.attention import attention_setting
 from engine.config import ContinuousBatchingConfig, WorkloadHints
 from engine.core import EngineCore
 from engine.model_shape import ModelShape
@@ -103,7 +104,7 @@ class StepwiseEngine:
 
     def __init__(self, model: Any, config: ContinuousBatchingConfig, ahead: bool = False) -> None:
         shape = ModelShape.of(model)
-        resolved = resolve(config, shape, WorkloadHints(), model.config._attn_implementation)
+        resolved = resolve(config, shape, WorkloadHints(), attention_setting(model))
         self._admission = Admission(shape, resolved, sampling_defaults(), seed=0)
         self._number = 0
         self.stats = EngineStats()

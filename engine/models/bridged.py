@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from engine.attention import AttentionBackend, AttentionMetadata, ForwardContext, paged_attention
+from engine.attention import AttentionBackend, AttentionMetadata, ForwardContext, left_alone, paged_attention
 from engine.models.base import LayerCaches, TraceableExecutor
 from engine.models.cpu_linear import OneDnnLinears, onednn_linear_available
 
@@ -58,5 +58,7 @@ def _selects_rows(model: Any) -> bool:
     if "logits_to_keep" in inspect.signature(model.forward).parameters:
         return True
     ids = torch.zeros((1, 2), dtype=torch.int64, device=model.device)
-    output = model(input_ids=ids, use_cache=False, logits_to_keep=torch.zeros(1, dtype=torch.int64, device=ids.device))
+    keep = torch.zeros(1, dtype=torch.int64, device=ids.device)
+    with left_alone(model):
+        output = model(input_ids=ids, use_cache=False, logits_to_keep=keep)
     return bool(output.logits.shape[1] == 1)

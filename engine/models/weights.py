@@ -6,6 +6,7 @@ and a weight written through either is seen by both. `release` gives each parame
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +15,8 @@ from weakref import WeakKeyDictionary
 import torch
 
 _users: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
+_exchange = threading.Lock()
+"""Held while parameters change their storages: one manager may start while another, on the same model, ends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,44 +53,44 @@ def take_layers(model: Any) -> list[LayerWeights]:
     Args:
         model: a causal LM with ``model.model.layers`` in Llama's layout (see `engine.models.families`).
     """
-    layers = []
-    for layer in model.model.layers:
-        attention, mlp = layer.self_attn, layer.mlp
-        sandwich = hasattr(layer, "pre_feedforward_layernorm")
-        layers.append(
-            LayerWeights(
-                qkv=_fuse((attention.q_proj, attention.k_proj, attention.v_proj)),
-                out=Matrix.of(attention.o_proj),
-                gate_up=_fuse((mlp.gate_proj, mlp.up_proj)),
-                down=Matrix.of(mlp.down_proj),
-                input_norm=layer.input_layernorm.weight.data,
-                pre_mlp_norm=(
-                    layer.pre_feedforward_layernorm if sandwich else layer.post_attention_layernorm
-                ).weight.data,
-                query_norm=attention.q_norm.weight.data if hasattr(attention, "q_norm") else None,
-                key_norm=attention.k_norm.weight.data if hasattr(attention, "k_norm") else None,
-                post_attention_norm=layer.post_attention_layernorm.weight.data if sandwich else None,
-                post_mlp_norm=layer.post_feedforward_layernorm.weight.data if sandwich else None,
-            )
-        )
+    with _exchange:
+        layers = [_take(layer) for layer in model.model.layers]
+        _users[model] = _users.get(model, 0) + 1
     if model.device.type == "cuda":
         torch.cuda.empty_cache()  # the parameters' old storages, before the cache is sized to what is free
-    _users[model] = _users.get(model, 0) + 1
     return layers
+
+
+def _take(layer: Any) -> LayerWeights:
+    attention, mlp = layer.self_attn, layer.mlp
+    sandwich = hasattr(layer, "pre_feedforward_layernorm")
+    return LayerWeights(
+        qkv=_fuse((attention.q_proj, attention.k_proj, attention.v_proj)),
+        out=Matrix.of(attention.o_proj),
+        gate_up=_fuse((mlp.gate_proj, mlp.up_proj)),
+        down=Matrix.of(mlp.down_proj),
+        input_norm=layer.input_layernorm.weight.data,
+        pre_mlp_norm=(layer.pre_feedforward_layernorm if sandwich else layer.post_attention_layernorm).weight.data,
+        query_norm=attention.q_norm.weight.data if hasattr(attention, "q_norm") else None,
+        key_norm=attention.k_norm.weight.data if hasattr(attention, "k_norm") else None,
+        post_attention_norm=layer.post_attention_layernorm.weight.data if sandwich else None,
+        post_mlp_norm=layer.post_feedforward_layernorm.weight.data if sandwich else None,
+    )
 
 
 def release(model: Any) -> None:
     """Undo `take_layers` once the last user is gone: every parameter owns its storage again, values unchanged."""
-    _users[model] -= 1
-    if _users[model]:
-        return
-    del _users[model]
-    for layer in model.model.layers:
-        attention, mlp = layer.self_attn, layer.mlp
-        for linear in (attention.q_proj, attention.k_proj, attention.v_proj, mlp.gate_proj, mlp.up_proj):
-            linear.weight.data = linear.weight.data.clone()
-            if linear.bias is not None:
-                linear.bias.data = linear.bias.data.clone()
+    with _exchange:
+        _users[model] -= 1
+        if _users[model]:
+            return
+        del _users[model]
+        for layer in model.model.layers:
+            attention, mlp = layer.self_attn, layer.mlp
+            for linear in (attention.q_proj, attention.k_proj, attention.v_proj, mlp.gate_proj, mlp.up_proj):
+                linear.weight.data = linear.weight.data.clone()
+                if linear.bias is not None:
+                    linear.bias.data = linear.bias.data.clone()
 
 
 def _fuse(linears: Sequence[torch.nn.Linear]) -> Matrix:

@@ -12,6 +12,10 @@ from dataclasses import dataclass
 
 import torch
 
+WAIT_FOR_MATCHES = 64
+"""After so many tokens of an n-gram it is worth waiting for the device to hear whether any place still matches: sizes
+that anybody uses never come to it, and a huge one must not be walked through for nothing."""
+
 
 @dataclass(frozen=True, slots=True)
 class HistoryRows:
@@ -143,7 +147,10 @@ def forbid_repeated_ngrams(
     position = torch.arange(tokens.shape[1], device=tokens.device)
     # A token is forbidden if it ends a window inside the history whose other tokens are the history's last ones.
     match = (sizes > 0)[:, None] & (position >= (sizes - 1)[:, None]) & (position < lengths[:, None])
-    for back in range(1, largest):
+    # A history has no n-gram longer than itself, whatever size is asked for.
+    for back in range(1, min(largest, tokens.shape[1])):
+        if back % WAIT_FOR_MATCHES == 0 and not (match & (sizes > back)[:, None]).any():
+            break
         suffix = tokens.gather(1, (lengths - back).clamp(min=0)[:, None])
         match &= (tokens.roll(back, dims=1) == suffix) | (back >= sizes)[:, None]
     spare = logits.shape[-1]

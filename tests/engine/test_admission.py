@@ -56,6 +56,7 @@ def admission(m1: Any, c1: Callable[..., Any]) -> Callable[..., Admit]:
         ([True], "not a token id"),
         ([[1, 2]], "not a token id"),
         ("text", "must be a list of token ids, got str"),
+        (b"ab", "must be a list of token ids, got bytes"),
         (None, "must be a list of token ids, got NoneType"),
         (7, "must be a list of token ids, got int"),
     ],
@@ -63,6 +64,28 @@ def admission(m1: Any, c1: Callable[..., Any]) -> Callable[..., Admit]:
 def test_a_prompt_that_cannot_be_run_is_named(prompt: Any, cause: str, admission: Callable[..., Admit]) -> None:
     with pytest.raises(InvalidRequest, match=f"request 'q': .*{cause}"):
         admission()(prompt)
+
+
+@pytest.mark.parametrize(
+    ("given", "cause"),
+    [
+        ({"streaming": "yes"}, "streaming must be True or False, got 'yes'"),
+        ({"streaming": []}, r"streaming must be True or False, got \[\]"),
+        ({"streaming": 1}, "streaming must be True or False, got 1"),
+        ({"record_timestamps": None}, "record_timestamps must be True or False, got None"),
+        ({"request_id": 5}, "request 5: request_id must be a string"),
+        ({"request_id": ["a"]}, "request_id must be a string"),
+    ],
+)
+def test_an_argument_of_another_type_is_refused_and_ends_nobody(
+    given: dict[str, Any], cause: str, open_manager: Any
+) -> None:
+    """The flags go into arrays that all running requests share; an id is a key."""
+    manager = open_manager()
+    manager.add_request([1, 2], request_id="mate")
+    with pytest.raises(InvalidRequest, match=cause):
+        manager.add_request([1, 2, 3], **given)
+    assert [(o.request_id, o.status.name) for o in manager] == [("mate", "FINISHED")]
 
 
 @pytest.mark.parametrize("prompt", [[1, 2, 96], (1, 2, 96), torch.tensor([1, 2, 96]), np.array([1, 2, 96])])

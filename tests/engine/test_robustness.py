@@ -215,6 +215,48 @@ def test_other_settings_do_not_kill_a_running_persistent_manager():
         destroy_cached_continuous_batching_manager(model)
 
 
+@pytest.mark.parametrize("kind", ["llama", "opt"])
+def test_a_second_manager_may_begin_in_the_middle_of_the_firsts_step(kind):
+    """For the time of a step the model's attention setting is the first manager's; the second's is the owner's.
+    (OPT is asked besides, by a forward pass, how its layers attend.)"""
+    if kind == "llama":
+        model = tiny()
+    else:
+        from transformers import OPTConfig, OPTForCausalLM
+
+        sizes = {"hidden_size": 32, "ffn_dim": 64, "word_embed_proj_dim": 32, "num_hidden_layers": 2}
+        own = OPTConfig(vocab_size=97, num_attention_heads=4, max_position_embeddings=64, pad_token_id=0, **sizes)
+        model = OPTForCausalLM._from_config(own, attn_implementation="eager").eval()
+    c = config(use_fused_forward=False)
+    first = init_continuous_batching(model, generation(), c)
+    first.start()
+    inside, go_on = threading.Event(), threading.Event()
+    forward = model.forward
+
+    def held(*args, **kwargs):
+        inside.set()
+        assert go_on.wait(20)
+        return forward(*args, **kwargs)
+
+    model.forward = held
+    made = []
+    try:
+        first.add_request(PROMPT)
+        assert inside.wait(20)
+        model.forward = forward
+        second = threading.Thread(target=lambda: made.append(batch(model, [PROMPT], c=c)))
+        second.start()
+        second.join(0.3)
+        go_on.set()
+        second.join(20)
+        assert made, "the second manager met the first one's step"
+        assert made[0]["req_0"].generated_tokens == reference(model, PROMPT)
+        assert [o.generated_tokens for o in first] == [reference(model, PROMPT)]
+    finally:
+        go_on.set()
+        first.destroy()
+
+
 def test_system_exit_in_forward_ends_every_request():
     """Whatever ends the loop ends its requests."""
     model = tiny("tiny-gpt2")

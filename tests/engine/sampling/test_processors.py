@@ -115,6 +115,20 @@ def test_repeated_ngrams(history: list[int], size: int, forbidden: set[int]) -> 
     assert {i for i in range(5) if got[0, i] == NEG} == forbidden
 
 
+@pytest.mark.parametrize("size", [60, 64, 65, 130, 199, 201, 2**22, 2**31 - 1])
+def test_a_large_ngram_is_looked_for_no_longer_than_it_can_be_there(size: int) -> None:
+    """One request's size, beyond its history even, keeps nobody waiting; the others' rules hold beside it."""
+    history = [1, 2, 3] * 66 + [1, 2]
+    small = [4] * 100 + [3, 4, 3, 4] * 25
+    tokens = torch.tensor([history, small])
+    lengths, sizes = torch.tensor([200, 200]), torch.tensor([size, 3])
+    got = forbid_repeated_ngrams(torch.zeros(2, 5), tokens, lengths, sizes, size)
+    for row, past, n in ((0, history, size), (1, small, 3)):
+        seen = {past[i + n - 1] for i in range(len(past) - n + 1) if past[i : i + n - 1] == past[len(past) - n + 1 :]}
+        assert {i for i in range(5) if got[row, i] == NEG} == seen
+    assert (got[0] == NEG).any() == (size < 199)
+
+
 def test_eos_comes_not_before_its_time(choose: Choose) -> None:
     logits, params = torch.tensor([[0.0, 9.0, 1.0]]), [SamplingParams(min_new_tokens=2)] * 3
     got = choose(logits, params, histories=[([0], [0] * i) for i in range(3)], eos=[frozenset({1})] * 3)
