@@ -175,7 +175,9 @@ def generate_batch(
             order = prefix_order(inputs)
         for i in order:
             try:
-                manager.add_request(inputs[i], request_id=f"req_{i}", record_timestamps=record_timestamps)
+                manager.add_request(
+                    inputs[i], request_id=f"req_{i}", record_timestamps=record_timestamps, queue_timeout=None
+                )
             except InvalidRequest as error:
                 results.update({name: _refused(name, inputs[i], str(error)) for name in families[i]})
         with tqdm(

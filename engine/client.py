@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from engine.admission import Admission, prefix_order
-from engine.intake import Intake
+from engine.intake import QUEUE_PATIENCE_S, Intake
 from engine.output_router import OutputRouter
 from engine.requests import GenerationOutput
 
@@ -48,6 +48,7 @@ class EngineClient(ABC):
         record_timestamps: bool = False,
         eos_token_id: int | Iterable[int] | None = None,
         num_return_sequences: int | None = None,
+        queue_timeout: float | None = QUEUE_PATIENCE_S,
         **sampling: Any,
     ) -> str | None:
         """Queue one request.
@@ -61,6 +62,7 @@ class EngineClient(ABC):
             eos_token_id: id or ids that end it; None = the GenerationConfig's, -1 = none.
             num_return_sequences: generate so many sequences of the prompt, each a request of its own with its own
                 outputs: this one and its children ``<id>__child#0`` …; None = the GenerationConfig's.
+            queue_timeout: seconds to wait for room while ``max_queue_size`` requests wait; None = as long as it takes.
             sampling: fields of `engine.sampling.SamplingParams` for this request. What changes logits (temperature,
                 filters, penalties, bias) needs ``per_request_processors``; seed, stop_sequences, top_logprobs and
                 logprobs_mode do not.
@@ -70,7 +72,7 @@ class EngineClient(ABC):
 
         Raises:
             ValueError: the request can never be run, or its id is in use.
-            QueueFull: ``max_queue_size`` requests already wait and none left the queue within 10 s.
+            QueueFull: ``max_queue_size`` requests already wait and too few left the queue in time.
             RuntimeError: the loop has failed; the message says why.
         """
         self._refuse_if_failed()
@@ -89,8 +91,7 @@ class EngineClient(ABC):
             sampling,
             num_return_sequences,
         )
-        self._intake.wait_for_room(1 + len(request.children))
-        if not self._intake.submit(request, number if request_id is None else None):
+        if not self._intake.submit(request, number if request_id is None else None, queue_timeout):
             self._refuse_if_failed()
             logger.warning("the manager has been stopped: request %r is refused", request.request_id)
             return None

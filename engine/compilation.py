@@ -83,10 +83,12 @@ def compile_config(name: str, value: Any) -> CompileConfig | None:
         raise ValueError(f"{name} must be a transformers CompileConfig, a mapping of its fields or None, got {value!r}")
     if not isinstance(value.fullgraph, bool):
         raise ValueError(f"{name}.fullgraph must be True or False, got {value.fullgraph!r}")
-    if value.dynamic not in (None, True, False):
+    if value.dynamic is not None and not isinstance(value.dynamic, bool):
         raise ValueError(f"{name}.dynamic must be True, False or None, got {value.dynamic!r}")
     if not callable(value.backend) and value.backend not in (backends := torch._dynamo.list_backends(())):
         raise ValueError(f"{name}.backend must be a callable or one of {', '.join(backends)}, got {value.backend!r}")
+    if value.options is not None and not isinstance(value.options, Mapping):
+        raise ValueError(f"{name}.options must be a mapping or None, got {value.options!r}")
     if value.backend == "inductor":
         _check_inductor(name, value)
     return replace(value, options=None if value.options is None else dict(value.options))
@@ -97,7 +99,7 @@ def _check_inductor(name: str, config: CompileConfig) -> None:
     from torch._inductor import list_mode_options
 
     modes = list_mode_options()
-    if config.mode is not None and config.mode not in modes:
+    if config.mode is not None and config.mode not in list(modes):
         raise ValueError(f"{name}.mode must be one of {', '.join(modes)} or None, got {config.mode!r}")
     if config.options is None:
         return

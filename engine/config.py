@@ -138,7 +138,7 @@ class ContinuousBatchingConfig:
             if not isinstance(getattr(self, name), bool):
                 raise ValueError(f"{name} must be True or False, got {getattr(self, name)!r}")
         for name in ("use_async_batching", "use_fused_forward"):
-            if getattr(self, name) not in (None, True, False):
+            if getattr(self, name) is not None and not isinstance(getattr(self, name), bool):
                 raise ValueError(f"{name} must be True, False or None, got {getattr(self, name)!r}")
         if self.attention_backend is not None and self.attention_backend not in ATTENTION_BACKENDS:
             raise ValueError(
@@ -184,11 +184,24 @@ class WorkloadHints:
     max_generated_length: int = 0
     num_requests: int = 0
 
+    def __post_init__(self) -> None:
+        for f in fields(self):
+            _check_int(self, f.name, 0)
+
     @classmethod
     def adopt(cls, other: Any) -> WorkloadHints:
+        """Our hints or transformers'; None = nothing is known.
+
+        Raises:
+            TypeError: no workload hints.
+        """
         if other is None or isinstance(other, cls):
             return other or cls()
-        return cls(other.max_prompt_length, other.max_generated_length, other.num_requests)
+        try:
+            values = [getattr(other, f.name) for f in fields(cls)]
+        except AttributeError:
+            raise TypeError(f"workload_hints must be WorkloadHints, got {type(other).__name__}") from None
+        return cls(*values)
 
 
 def _check_int(config: Any, name: str, low: int, high: int | None = None, optional: bool = False) -> None:

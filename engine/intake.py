@@ -68,40 +68,34 @@ class Intake:
             number += 1_000_000
         return f"req_{number}"
 
-    def wait_for_room(self, count: int) -> None:
-        """Wait until ``count`` more requests fit the queue.
-
-        Raises:
-            ValueError: they never will.
-            QueueFull: none left the queue in time.
-        """
-        if not self._limit:
-            return
-        if count > self._limit:
-            raise ValueError(f"{count} sequences of a prompt are more than max_queue_size={self._limit}; ask for fewer")
-        deadline = time.monotonic() + QUEUE_PATIENCE_S
-        with self.changed:
-            while self._num_waiting() + count > self._limit and self.accepting:
-                remaining = deadline - time.monotonic()
-                if remaining <= 0:
-                    raise QueueFull(f"{self._limit} requests already wait (max_queue_size); try again later")
-                self.changed.wait(min(remaining, 0.05))
-
-    def submit(self, request: Request, generated_number: int | None) -> bool:
-        """Take a request and its children; False if none are taken any more.
+    def submit(self, request: Request, generated_number: int | None, patience: float | None) -> bool:
+        """Take a request and its children once they fit the queue; False if none are taken any more.
 
         Args:
             generated_number: of a request whose id was generated, and may have been taken meanwhile.
+            patience: seconds to wait for room; None = as long as requests are taken.
 
         Raises:
-            ValueError: a live request has its id.
+            ValueError: a live request has its id, or the family is larger than the queue.
+            QueueFull: too few left the queue in time.
         """
+        family = (request, *request.children)
+        if self._limit and len(family) > self._limit:
+            raise ValueError(
+                f"{len(family)} sequences of a prompt are more than max_queue_size={self._limit}; ask for fewer"
+            )
+        deadline = None if patience is None else time.monotonic() + patience
         with self.changed:
+            while self.accepting and not self._has_room(len(family)):
+                remaining = None if deadline is None else deadline - time.monotonic()
+                if remaining is not None and remaining <= 0:
+                    raise QueueFull(f"{self._limit} requests already wait (max_queue_size); try again later")
+                # Admission to the batch changes nothing here, so nobody tells of it.
+                self.changed.wait(0.05 if remaining is None else min(remaining, 0.05))
             if not self.accepting:
                 return False
             if generated_number is not None:
                 request.rename(self.free_id(generated_number))
-            family = (request, *request.children)
             for member in family:
                 if member.request_id in self.live:
                     raise ValueError(f"request id {member.request_id!r} is in use by a live request; choose another")
@@ -174,5 +168,8 @@ class Intake:
                 del self.live[request_id]
             self.changed.notify_all()
 
-    def _num_waiting(self) -> int:
-        return sum(1 for request in self.live.values() if request.admitted_time < 0)
+    def _has_room(self, count: int) -> bool:
+        """Whether ``count`` more may wait for admission."""
+        if not self._limit or len(self.live) + count <= self._limit:  # no more wait than live
+            return True
+        return sum(request.admitted_time < 0 for request in self.live.values()) + count <= self._limit

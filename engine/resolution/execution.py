@@ -59,6 +59,10 @@ def decode_path(r: Resolution) -> None:
         width, why = -(-(prompt + generated) // r["page_size"]) + 1, "derived: longest prompt + longest generation"
     else:
         width, why = DEFAULT_BLOCKS_PER_REQUEST, "default"
+    # Prompts that will be refused count in the hints, too; no table is ever wider than the longest sequence served.
+    longest = r.shape.max_positions
+    if (wanted or (prompt and generated)) and longest is not None and width > -(-longest // r["page_size"]) + 1:
+        width, why = -(-longest // r["page_size"]) + 1, f"derived: the model's {longest} positions"
     r.set("table_pages", width, why)
     if wanted == 0:
         r.set("decode_kernel", False, "derived: max_blocks_per_request=0, every row takes the varlen path")
@@ -76,6 +80,8 @@ def decode_path(r: Resolution) -> None:
             r.note(logging.WARNING, f"max_blocks_per_request is set to 0: {reason}")
     else:
         r.set("max_blocks_per_request", width, why)
+        if wanted and wanted > width:
+            r.note(logging.INFO, f"max_blocks_per_request={wanted} is cut to {width}: the model's {longest} positions")
         return
     r.set("max_blocks_per_request", 0, f"derived: {reason}")
 

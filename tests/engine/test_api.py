@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import copy
 import gc
+import itertools
 import threading
 import weakref
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from transformers import GenerationConfig
 from transformers.generation import ContinuousBatchingConfig as TransformersConfig
 
-import engine
+import engine.intake
 from engine import (
     ContinuousBatchingConfig,
     RequestStatus,
@@ -116,6 +118,17 @@ def test_the_number_of_prompts_sizes_the_batch(m1: Any, c1: C1) -> None:
     with continuous_batching_context_manager(m1, GREEDY, continuous_batching_config=c1(num_blocks=None)) as manager:
         assert manager.resolved_config.max_requests_per_batch == 16  # 1024, fitted to max_batch_tokens
         assert manager.resolved_config.num_blocks > 16
+
+
+def test_a_small_queue_does_not_end_a_slow_batch(
+    m1: Any, c1: C1, reference: Reference, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A manager's clients are refused when they have waited in vain; the batch waits for itself."""
+    ticks = itertools.count(step=1000)
+    monkeypatch.setattr(engine.intake, "time", SimpleNamespace(monotonic=lambda: next(ticks)))
+    prompts = [[1, 2, i] for i in range(6)]
+    out = generate_batch(m1, prompts, GREEDY, c1(max_queue_size=1, max_requests_per_batch=1), progress_bar=False)
+    assert [o.generated_tokens for o in out.values()] == [reference(m1, prompt, 7) for prompt in prompts]
 
 
 def test_leaving_the_context_stops_and_destroys(m1: Any, c1: C1, reference: Reference) -> None:

@@ -6,6 +6,7 @@ from dataclasses import fields
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 from transformers.generation import ContinuousBatchingConfig as TransformersConfig
 from transformers.generation.continuous_batching.utils import WorkloadHints as TransformersHints
@@ -32,7 +33,11 @@ BAD = [
     *[("cpu_group_timeout", v, "a number > 0 or None") for v in (0, -3)],
     *[("scheduler_type", v, "one of fifo, prefill_first") for v in ("lifo", None, "FIFO")],
     *[("use_cuda_graph", v, "a bool, a pair of bools or None") for v in ("yes", 1, (True,), (True, 1))],
-    ("use_async_batching", "yes", "True, False or None"),
+    *[
+        (name, v, "True, False or None")
+        for name in ("use_async_batching", "use_fused_forward")
+        for v in ("yes", 1, np.array([1, 2]))
+    ],
     *[
         (name, "yes", "True or False")
         for name in (
@@ -136,3 +141,18 @@ def test_hints_are_accepted_from_transformers() -> None:
     theirs = TransformersHints(max_prompt_length=100, max_generated_length=28, num_requests=3)
     assert WorkloadHints.adopt(theirs) == WorkloadHints(100, 28, 3)
     assert WorkloadHints.adopt(None) == WorkloadHints()
+
+
+@pytest.mark.parametrize("value", [-1, 2.5, "3", None, True])
+@pytest.mark.parametrize("name", ["max_prompt_length", "max_generated_length", "num_requests"])
+def test_a_hint_that_is_no_number_is_refused_by_name(name: str, value: Any) -> None:
+    with pytest.raises(ValueError, match=f"{name} must be an integer >= 0, got {value!r}"):
+        WorkloadHints(**{name: value})
+    theirs = TransformersHints(**{name: value})
+    with pytest.raises(ValueError, match=f"{name} must be an integer >= 0"):
+        WorkloadHints.adopt(theirs)
+
+
+def test_something_else_is_not_hints() -> None:
+    with pytest.raises(TypeError, match="workload_hints must be WorkloadHints, got dict"):
+        WorkloadHints.adopt({"num_requests": 3})

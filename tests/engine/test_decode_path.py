@@ -73,6 +73,18 @@ def test_tables_are_as_wide_as_hinted_asked_for_or_32(
     assert not said(r, "max_blocks_per_request")
 
 
+@pytest.mark.parametrize(
+    ("hints", "given"), [(WorkloadHints(10**9, 28), None), (WorkloadHints(100, 28), 10**12), (WorkloadHints(), 10**12)]
+)
+def test_no_table_is_wider_than_the_longest_sequence_served(hints: WorkloadHints, given: int | None) -> None:
+    """A prompt that will be refused makes nobody's tables wider, nor does a number that no request could need."""
+    r = resolved(hints=hints, max_blocks_per_request=given)
+    pages = -(-FULL.max_positions // 16) + 1
+    assert (r.max_blocks_per_request, r.table_pages) == (pages, pages)
+    assert r.source("table_pages") == f"derived: the model's {FULL.max_positions} positions"
+    assert bool(said(r, "is cut to")) == (given is not None)
+
+
 def test_hints_may_be_given_to_the_manager(m1: Any) -> None:
     """A-fast-02: by the guide they belong to it. Ours and transformers' class."""
     from transformers.generation.continuous_batching.utils import WorkloadHints as Theirs

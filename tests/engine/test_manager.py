@@ -365,6 +365,37 @@ def test_a_full_queue_refuses_after_a_while(
     assert "late" in everything(manager)
 
 
+def test_a_patient_submitter_waits_as_long_as_the_loop_lives(open_manager: Open, gate: Any) -> None:
+    manager = open_manager(max_requests_per_batch=1, max_queue_size=1)
+    g = gate()
+    manager.add_request(PROMPTS[0])
+    assert g.reached.wait(10)
+    manager.add_request(PROMPTS[1])
+    with pytest.raises(QueueFull):
+        manager.add_request(PROMPTS[2], queue_timeout=0.0)
+    patient = started_thread(lambda: manager.add_request(PROMPTS[2], request_id="patient", queue_timeout=None))
+    patient.join(0.2)
+    assert patient.is_alive()
+    g.open()
+    patient.join(10)
+    assert "patient" in everything(manager)
+
+
+def test_threads_that_submit_at_once_do_not_overfill_the_queue(open_manager: Open, gate: Any) -> None:
+    manager = open_manager(max_requests_per_batch=1, max_queue_size=3)
+    g = gate()
+    manager.add_request(PROMPTS[0])
+    assert g.reached.wait(10)
+    threads = [started_thread(lambda: manager.add_request(PROMPTS[1], queue_timeout=None)) for _ in range(12)]
+    for thread in threads:
+        thread.join(0.05)
+    assert sum(request.admitted_time < 0 for request in manager._intake.live.values()) == 3
+    g.open()
+    for thread in threads:
+        thread.join(10)
+    assert len(everything(manager)) == 13
+
+
 # --- consumers ------------------------------------------------------------------------------------------------------
 
 
