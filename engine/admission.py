@@ -12,6 +12,8 @@ from engine.requests import Request
 from engine.resolution import ResolvedConfig
 from engine.sampling import SamplingParams
 from engine.sampling.generation import PROCESSORS, RANDOM, default_sampling, eos_ids
+from engine.sampling.random import folded
+from engine.sampling.rules import BiasRules
 
 
 class InvalidRequest(ValueError):
@@ -40,7 +42,8 @@ class Admission:
     """
 
     def __init__(self, shape: ModelShape, config: ResolvedConfig, generation: Any, seed: int) -> None:
-        self._shape, self._config, self._generation, self._seed = shape, config, generation, seed
+        self._shape, self._config, self._generation = shape, config, generation
+        self._seed = folded(seed)
         self._sampling = default_sampling(generation)
         self._check(self._sampling)
         self._eos = self._reachable(eos_ids(generation.eos_token_id))
@@ -74,6 +77,7 @@ class Admission:
             limit = self._new_tokens(len(prompt), max_new_tokens)
             eos = self._eos if eos_token_id is None else self._reachable(eos_ids(eos_token_id))
             params = self._params(number, sampling, len(prompt))
+            self._leaves_something(params, eos)
             if params.min_new_tokens > limit:
                 raise ValueError(f"min_new_tokens={params.min_new_tokens} is more than max_new_tokens={limit}")
             sequences = self._sequences(num_return_sequences)
@@ -159,11 +163,20 @@ class Admission:
                         )
         implied: dict[str, Any] = {}
         if "seed" not in given:
-            implied["seed"] = (self._seed << 32) + number
+            implied["seed"] = (self._seed << 32) + number  # 64 bits
         # transformers' min_length counts the prompt and gives way to min_new_tokens.
         if "min_new_tokens" not in given and generation.min_new_tokens is None and generation.min_length:
             implied["min_new_tokens"] = max(0, generation.min_length - prompt)
         return defaults.override(**given, **implied)
+
+    def _leaves_something(self, params: SamplingParams, eos: frozenset[int]) -> None:
+        vocab = self._shape.vocab_size
+        lists = (params.logit_bias, params.sequence_bias, params.bad_words_ids, params.suppress_tokens)
+        named = sum(map(len, lists)) + len(params.begin_suppress_tokens) + len(eos)
+        if named >= vocab and BiasRules.of(params, eos).leaves_nothing(vocab):
+            raise ValueError(
+                f"bias, suppressed tokens, bad words and min_new_tokens forbid all {vocab} tokens; leave one to choose"
+            )
 
     def _check(self, params: SamplingParams) -> None:
         params.check_vocabulary(self._shape.vocab_size)

@@ -58,7 +58,7 @@ def init_continuous_batching(
     Raises:
         ValueError: the model or the settings cannot be served.
     """
-    generation = model.generation_config if generation_config is None else generation_config
+    generation = _generation_config(model, generation_config)
     inside = getattr(generation, "continuous_batching_config", None)
     if inside is not None:
         warnings.warn(
@@ -142,15 +142,16 @@ def generate_batch(
         FAILED with the cause, beside the others' results.
 
     Raises:
-        TypeError: an unknown keyword, or text instead of token ids.
+        TypeError: an unknown keyword, or text or an iterator instead of lists of token ids.
         ValueError: the model or the settings cannot be served.
     """
+    if not hasattr(inputs, "__len__") or not hasattr(inputs, "__getitem__"):
+        raise TypeError(f"inputs must be a list of prompts, got {type(inputs).__name__}")
     if isinstance(inputs, str) or any(isinstance(prompt, str) for prompt in inputs):
         raise TypeError("inputs are lists of token ids, not text; encode it with the model's tokenizer first")
     if len(inputs) == 0:
         return {}
-    base = model.generation_config if generation_config is None else generation_config
-    generation = generation_defaults(base, generation_kwargs)
+    generation = generation_defaults(_generation_config(model, generation_config), generation_kwargs)
     sequences = generation.num_return_sequences or 1
     hints = WorkloadHints(
         max_prompt_length=max(map(_length, inputs)),
@@ -226,6 +227,14 @@ def detach(model: Any) -> Any:
     for function in _BOUND:
         model.__dict__.pop(function.__name__, None)
     return model
+
+
+def _generation_config(model: Any, given: Any) -> Any:
+    """What is given, else the model's own."""
+    own = getattr(model, "generation_config", None)
+    if given is None and own is None:
+        raise ValueError(f"{type(model).__name__} has no generation_config; a transformers causal LM is needed")
+    return own if given is None else given
 
 
 def _length(prompt: Any) -> int:

@@ -58,7 +58,7 @@ class ContinuousBatchingManager(EngineClient):
         self.shape = ModelShape.of(model)
         self.config = config = ContinuousBatchingConfig.adopt(continuous_batching_config)
         hints = WorkloadHints.adopt(workload_hints)
-        base = model.generation_config if generation_config is None else generation_config
+        base = getattr(model, "generation_config", None) if generation_config is None else generation_config
         self.generation_config = generation_defaults(base, {})
         self.resolved_config: ResolvedConfig = resolve(
             config,

@@ -82,6 +82,8 @@ class ModelShape:
 def _refuse_by_kind(name: str, model: Any) -> None:
     """What a model's class and config tell: no paged cache of keys and values could serve it."""
     config = model.config.get_text_config()
+    if not getattr(model, "can_generate", lambda: True)():
+        raise ValueError(f"{name} has no language-model head to generate with; load an AutoModelForCausalLM")
     if model.config.is_encoder_decoder:
         raise ValueError(f"{name} is an encoder-decoder model; only decoder-only models are served")
     if getattr(model, "_is_stateful", False):
@@ -113,6 +115,8 @@ def _refuse_several_devices(name: str, model: Any) -> None:
     # Where accelerate moves weights between devices as they are needed, they are not all where the map says.
     mapped = {_device(d) for d in (getattr(model, "hf_device_map", None) or {}).values()}
     devices = {str(p.device) for p in model.parameters()} | (mapped if len(mapped) > 1 else set())
+    if devices == {"meta"}:
+        raise ValueError(f"{name} has no weights, it is on the meta device; load them first")
     if len(devices) > 1:
         raise ValueError(
             f"{name} is spread over {', '.join(sorted(devices))}; load it on one device (device_map={{'': 0}})"

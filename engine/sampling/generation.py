@@ -7,6 +7,8 @@ import operator
 from collections.abc import Iterable
 from typing import Any
 
+from transformers import GenerationConfig
+
 from engine.sampling.params import SamplingParams
 
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
@@ -42,6 +44,20 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
 """Settings that the engine does not do, with the values at which they do nothing. Anything else is refused: a setting
 is never dropped in silence."""
 
+_WITHOUT_EFFECT = (
+    "cache_implementation",
+    "cache_config",
+    "max_cache_len",
+    "low_memory",
+    "prefill_chunk_size",
+    "disable_compile",
+    "return_dict_in_generate",
+    "length_penalty",
+    "early_stopping",
+)
+"""How ``generate`` goes about it, or beams: nothing here follows them. Models carry some in their own GenerationConfig,
+where they mean ``generate``; who asks for one is told."""
+
 RANDOM = ("temperature", "top_k", "top_p", "min_p")
 """What shapes the distribution that is sampled from: without effect on greedy choice."""
 
@@ -72,9 +88,11 @@ def generation_defaults(config: Any, overrides: dict[str, Any]) -> Any:
     """A private copy of a GenerationConfig with ``overrides`` applied.
 
     Raises:
-        TypeError: an override that neither GenerationConfig nor the engine knows.
+        TypeError: no GenerationConfig, or an override that neither it nor the engine knows.
         ValueError: a setting the engine does not do, or an override without effect.
     """
+    if not isinstance(config, GenerationConfig):
+        raise TypeError(f"generation_config must be a transformers GenerationConfig, got {type(config).__name__}")
     config = copy.deepcopy(config)
     unknown = config.update(**overrides)
     for name in _BEYOND_TRANSFORMERS:
@@ -85,6 +103,17 @@ def generation_defaults(config: Any, overrides: dict[str, Any]) -> Any:
     for name in RANDOM:
         if overrides.get(name) is not None and not config.do_sample:
             raise ValueError(f"{name}={overrides[name]!r} has no effect on greedy choice; it needs do_sample=True")
+    for name in _WITHOUT_EFFECT:
+        if overrides.get(name) is not None:
+            raise ValueError(f"{name}={overrides[name]!r} has no effect on continuous batching; leave it out")
+    if overrides.get("use_cache") is False:
+        raise ValueError("use_cache=False is not supported by the engine; leave it out")
+    for total, new in (("max_length", "max_new_tokens"), ("min_length", "min_new_tokens")):
+        if overrides.get(total) is not None and getattr(config, new) is not None:
+            raise ValueError(
+                f"{total}={overrides[total]!r} has no effect beside {new}={getattr(config, new)}; set {new} only, or "
+                f"{new}=None"
+            )
     for name, neutral in _NEUTRAL.items():
         value = getattr(config, name, None)
         if value not in neutral:

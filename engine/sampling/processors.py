@@ -12,6 +12,11 @@ from dataclasses import dataclass
 
 import torch
 
+from engine.sampling.params import MIN_TEMPERATURE
+
+LARGEST_LOGIT = torch.finfo(torch.float32).max / 2 * MIN_TEMPERATURE
+"""A penalty on top of a bias may reach infinity, whose probabilities are NaN; this does not, over any temperature."""
+
 WAIT_FOR_MATCHES = 64
 """After so many tokens of an n-gram it is worth waiting for the device to hear whether any place still matches: sizes
 that anybody uses never come to it, and a huge one must not be walked through for nothing."""
@@ -104,7 +109,7 @@ def met_conditions(history: HistoryRows, conditions: Conditions) -> torch.Tensor
 
 
 def process_history(logits: torch.Tensor, history: HistoryRows) -> torch.Tensor:
-    """Penalties and the n-gram rule on the rows of ``history``."""
+    """Penalties and the n-gram rule on the rows of ``history``; none exceeds `LARGEST_LOGIT`."""
     own = logits[history.rows]
     if history.penalizes_all:
         own = penalize_repetition(own, history.tokens, history.repetition)
@@ -114,7 +119,7 @@ def process_history(logits: torch.Tensor, history: HistoryRows) -> torch.Tensor:
         )
     if history.largest_ngram:
         own = forbid_repeated_ngrams(own, history.tokens, history.lengths, history.ngram, history.largest_ngram)
-    return logits.index_copy(0, history.rows, own)
+    return logits.index_copy(0, history.rows, own.clamp(max=LARGEST_LOGIT))
 
 
 def penalize_repetition(logits: torch.Tensor, tokens: torch.Tensor, penalty: torch.Tensor) -> torch.Tensor:

@@ -20,6 +20,14 @@ def seed_key(seed: int) -> int:
     return _mix_int(_mix_int((seed & MASK) ^ GOLDEN) ^ ((seed >> 32) & MASK))
 
 
+def folded(seed: int) -> int:
+    """A base seed of any size in 32 bits, itself if it has no more; all of its bits count."""
+    word = seed & MASK
+    while seed := seed >> 32:
+        word = _mix_int(word ^ GOLDEN) ^ (seed & MASK)
+    return word
+
+
 def stream_key(seed: int, index: int) -> int:
     """Key in [0, 2**31) of the noise for the ``index``-th generated token of a request with ``seed``."""
     return _mix_int(seed_key(seed) ^ _mix_int(index + 1)) & 0x7FFFFFFF

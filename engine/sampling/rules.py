@@ -72,6 +72,12 @@ class BiasRules:
             max((len(c.prefix) for c in conditional), default=0),
         )
 
+    def leaves_nothing(self, vocab_size: int) -> bool:
+        """Whether every token is forbidden at some time, whatever has come before."""
+        return any(
+            np.count_nonzero(values == FORBIDDEN) == vocab_size for _, values in (self.always, self.early, self.first)
+        )
+
     def at(self, index: int) -> Additions:
         """What holds for the ``index``-th generated token without looking back."""
         if index == 0:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -280,6 +281,69 @@ def test_an_override_has_effect_or_is_refused() -> None:
     with pytest.raises(ValueError, match=r"temperature=0.3 has no effect on greedy choice; it needs do_sample=True"):
         generation_defaults(GenerationConfig(), {"temperature": 0.3})
     assert generation_defaults(GenerationConfig(), {"temperature": 0.3, "do_sample": True}).temperature == 0.3
+
+
+@pytest.mark.parametrize(
+    ("own", "overrides", "complaint"),
+    [
+        ({"max_new_tokens": 8}, {"max_length": 5}, "max_length=5 has no effect beside max_new_tokens=8"),
+        ({"min_new_tokens": 1}, {"min_length": 5}, "min_length=5 has no effect beside min_new_tokens=1"),
+        ({}, {"use_cache": False}, "use_cache=False is not supported"),
+        ({}, {"cache_implementation": "static"}, "cache_implementation='static' has no effect on continuous batching"),
+        ({}, {"return_dict_in_generate": True}, "return_dict_in_generate=True has no effect"),
+        ({}, {"length_penalty": 2.0}, "length_penalty=2.0 has no effect"),
+    ],
+)
+def test_an_override_that_changes_nothing_is_refused(
+    own: dict[str, Any], overrides: dict[str, Any], complaint: str
+) -> None:
+    """A-gb-05. In a model's own GenerationConfig the same is meant for ``generate`` and stays."""
+    with pytest.raises(ValueError, match=complaint):
+        generation_defaults(GenerationConfig(**own), overrides)
+    both = {name: value for name, value in overrides.items() if name != "length_penalty"}
+    generation_defaults(GenerationConfig(**own, **both), {})
+    generation_defaults(GenerationConfig(), dict.fromkeys(overrides) | {"use_cache": True})
+
+
+@pytest.mark.parametrize("given", [{"max_new_tokens": 4}, "greedy", None])
+def test_something_else_is_no_generation_config(given: Any) -> None:
+    with pytest.raises(TypeError, match=f"must be a transformers GenerationConfig, got {type(given).__name__}"):
+        generation_defaults(given, {})
+
+
+@pytest.mark.parametrize(
+    "forbids_all",
+    [
+        {"suppress_tokens": range(97)},
+        {"begin_suppress_tokens": range(97)},
+        {"bad_words_ids": [[i] for i in range(97)], "eos_token_id": -1},
+        {"logit_bias": dict.fromkeys(range(50), -math.inf), "suppress_tokens": range(40, 97)},
+        {"suppress_tokens": range(96), "eos_token_id": 96, "min_new_tokens": 2},
+    ],
+)
+def test_a_request_that_leaves_no_token_to_choose_is_refused(
+    forbids_all: dict[str, Any], admission: Callable[..., Admit]
+) -> None:
+    """Else a forbidden one would be its output."""
+    admit = admission(per_request_processors=True)
+    with pytest.raises(InvalidRequest, match="forbid all 97 tokens"):
+        admit([1, 2], **forbids_all)
+    for one_left in ({"suppress_tokens": range(96)}, {"begin_suppress_tokens": range(1, 97), "suppress_tokens": [3]}):
+        admit([1, 2], **one_left)
+
+
+def test_every_bit_of_the_base_seed_counts(m1: Any, c1: Callable[..., Any]) -> None:
+    resolved = resolve(c1(), ModelShape.of(m1), WorkloadHints(), "eager", memory_probe=lambda _: 2**32)
+
+    def seeds(base: int) -> tuple[int, ...]:
+        gate = Admission(ModelShape.of(m1), resolved, GenerationConfig(max_new_tokens=4), base)
+        requests = [gate.admit("q", n, [1], None, False, False, None, {}) for n in range(3)]
+        return tuple(request.sampling.seed for request in requests)
+
+    bases = [0, 1, 2**31, 2**32, 2**32 + 1, 2**63, 2**64, 2**64 + 1, 10**40]
+    assert len({seeds(base) for base in bases}) == len(bases)
+    assert all(0 <= seed < 2**64 for base in bases for seed in seeds(base))
+    assert seeds(7) == (7 << 32, (7 << 32) + 1, (7 << 32) + 2)
 
 
 def test_settings_beyond_transformers_travel_with_the_config() -> None:

@@ -273,6 +273,12 @@ def test_text_is_refused_before_anything_runs(m1: Any, inputs: Any) -> None:
         engine.generate_batch(m1, inputs)
 
 
+@pytest.mark.parametrize("inputs", [None, 5, iter([[1]])])
+def test_what_is_no_list_of_prompts_is_refused_by_name(m1: Any, inputs: Any) -> None:
+    with pytest.raises(TypeError, match=f"inputs must be a list of prompts, got {type(inputs).__name__}"):
+        generate_batch(m1, inputs)
+
+
 def test_failed_requests_are_said(m1: Any, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level("WARNING", logger="engine.api"):
         engine.generate_batch(m1, [[1, 2], [9999]], progress_bar=False, max_new_tokens=2)

@@ -10,7 +10,7 @@ import torch
 import transformers
 from torch.distributed.tensor import DTensor
 
-from engine import ContinuousBatchingManager
+from engine import ContinuousBatchingManager, generate_batch
 from engine.model_shape import ModelShape
 
 TINY = {
@@ -95,6 +95,22 @@ def test_refused_with_the_reason(
     assert built.config._attn_implementation == before
     assert built.training, "the model is left as it was"
     assert all(module.training for module in built.modules())
+
+
+def test_a_model_without_a_head_or_without_weights_is_refused(m1: Any) -> None:
+    config = copy.deepcopy(m1.config)
+    config.pad_token_id = 0
+    for kind in ("LlamaModel", "LlamaForSequenceClassification"):
+        with pytest.raises(ValueError, match=f"{kind} has no language-model head"):
+            generate_batch(getattr(transformers, kind)(config), [[1]], transformers.GenerationConfig(max_new_tokens=2))
+    with pytest.raises(ValueError, match="LlamaModel has no generation_config; a transformers causal LM is needed"):
+        generate_batch(transformers.LlamaModel(config), [[1]])
+    with pytest.raises(ValueError, match="NoneType has no generation_config"):
+        generate_batch(None, [[1]])
+    with torch.device("meta"):
+        empty = transformers.LlamaForCausalLM(config)
+    with pytest.raises(ValueError, match="LlamaForCausalLM has no weights, it is on the meta device"):
+        ContinuousBatchingManager(empty, None)
 
 
 def test_heads_are_what_the_layers_say() -> None:

@@ -143,6 +143,20 @@ def test_values_beyond_float32_are_refused_or_mean_what_they_say(bad):
         manager.destroy()
 
 
+@pytest.mark.parametrize("temperature", [0.0, 1e-5, 1.0])
+def test_a_penalty_on_top_of_a_bias_stays_within_float32(temperature):
+    """1e30 divided by 1e-30 is inf, and the probabilities of inf are NaN."""
+    c = config(per_request_processors=True, return_logprobs=True)
+    manager = init_continuous_batching(tiny(), generation(do_sample=True), c)
+    manager.start()
+    try:
+        manager.add_request(PROMPT, temperature=temperature, logit_bias={3: 1e30}, repetition_penalty=1e-30)
+        out = next(iter(manager))
+        assert (out.generated_tokens, out.logprobs) == ([3] * 8, [0.0] * 8)
+    finally:
+        manager.destroy()
+
+
 # --- hang, leak, loss -------------------------------------------------------------------------------------------------
 
 
