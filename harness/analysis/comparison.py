@@ -11,7 +11,8 @@ from pathlib import Path
 import pandas as pd
 
 from harness.analysis.paired import PairedRatio, paired_ratio
-from harness.analysis.verdict import Judgement, Thresholds, Verdict, judge, noise_floor
+from harness.analysis.verdict import NEVER_BETTER, Judgement, Thresholds, Verdict, judge, noise_floor, withhold
+from harness.gate import FAILED
 from harness.metrics.metric import HIGHER
 from harness.metrics.registry import RUN_METRICS
 from harness.tables.comparison import COMPARISON
@@ -48,6 +49,11 @@ class Finding:
     verdict: str | None
     reason: str
 
+    @property
+    def is_withheld(self) -> bool:
+        """Whether it would be better if nothing spoke against the arm (:func:`objection`)."""
+        return self.verdict is None and self.reason.startswith(NEVER_BETTER)
+
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
@@ -58,12 +64,14 @@ class Candidate:
         runs: its rows of the runs table.
         confounded: settings that differ besides the variable; any makes every verdict ``confounded``.
         identical: whether it resolves to the baseline's own settings, so that there is nothing to compare.
+        objection: why nothing about it may be called better (see :func:`objection`).
     """
 
     name: str
     runs: pd.DataFrame
     confounded: tuple[str, ...] = ()
     identical: bool = False
+    objection: str | None = None
 
 
 def compare(
@@ -103,11 +111,22 @@ def compare(
         [floors.get(drafts[i][1]) for i in tested],
         limits,
     )
-    by_draft = dict(zip(tested, judged, strict=True))
+    by_draft = {i: withhold(j, drafts[i][0].objection) for i, j in zip(tested, judged, strict=True)}
     return [
         _finding(facet, baseline, arm, metric, ratio, floors.get(metric), by_draft.get(i) or _without_test(arm, ratio))
         for i, (arm, metric, ratio) in enumerate(drafts)
     ]
+
+
+def objection(runs: pd.DataFrame) -> str | None:
+    """Why nothing about an arm may be called better; None if nothing speaks against it: the correctness gate failed in
+    one of its runs, or a run that ended well broke its SLO."""
+    if (runs["gate"] == FAILED).any():
+        return "its answers are not the reference's"
+    broken = runs.loc[(runs["status"] == "ok") & (runs["slo_met"] == False), "slo_broken"]  # noqa: E712 - null is neither
+    if len(broken):
+        return f"it breaks the SLO ({next((str(b) for b in broken.dropna()), 'see slo_broken')})"
+    return None
 
 
 def tests_in(findings: Sequence[Finding]) -> int:

@@ -10,6 +10,9 @@ from enum import StrEnum
 from harness.analysis.paired import PairedRatio, holm
 from harness.metrics.metric import HIGHER
 
+NEVER_BETTER = "would be better, but is no reason to adopt it"
+"""Begins the reason of a verdict that is withheld: of an arm with wrong answers, or with its SLO broken."""
+
 
 class Verdict(StrEnum):
     """What may be said of one metric of one arm against the baseline."""
@@ -89,6 +92,13 @@ def judge(
         _judge(ratio, direction, floor, corrected.get(i), thresholds)
         for i, (ratio, direction, floor) in enumerate(zip(ratios, better, floors, strict=True))
     ]
+
+
+def withhold(judgement: Judgement, objection: str | None) -> Judgement:
+    """``judgement``, but never "better" of an arm that ``objection`` speaks against: it then has no verdict."""
+    if objection is None or judgement.verdict != Verdict.BETTER:
+        return judgement
+    return Judgement(None, f"{NEVER_BETTER}: {objection}", judgement.p_holm)
 
 
 def _judge(ratio: PairedRatio, better: str, floor: float | None, p: float | None, limits: Thresholds) -> Judgement:

@@ -77,6 +77,7 @@ class OursBackend(ManagerBackend):
         return [
             *(ConfigValue(name, value, source) for name, value, source in rows),
             *(ConfigValue(f"cache.{name}", value, why) for name, value in model.items()),
+            ConfigValue("attn_implementation_in_use", resolved.attention_backend, "derived: attention_backend"),
         ]
 
     def steps(self) -> list[dict[str, Any]]:

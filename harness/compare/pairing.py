@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from harness.analysis.comparison import PAIR_BY, Candidate, Finding, compare
+from harness.analysis.comparison import PAIR_BY, Candidate, Finding, compare, objection
 from harness.analysis.design import SEEDS
 from harness.report.arms import Arm
 from harness.report.config_diff import OTHER, PART, Difference, config_differences
@@ -99,7 +99,7 @@ def findings_of(pairing: Pairing) -> list[Finding]:
     """Verdicts on B against A, a Holm family a pair."""
     found: list[Finding] = []
     for pair in pairing.pairs:
-        arm = Candidate(pair.b.series, pair.b.runs, pair.confounded)
+        arm = Candidate(pair.b.series, pair.b.runs, pair.confounded, objection=objection(pair.b.runs))
         found += compare(Candidate(pair.a.series, pair.a.runs), [arm], facet=pair.facet, pair_by=pairing.pair_by)
     return found
 

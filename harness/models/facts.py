@@ -22,6 +22,15 @@ def config_hash(config: Any) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()
 
 
+def quantisation(config: Any) -> str:
+    """The ``quantization_config`` of a transformers configuration as JSON with sorted keys; "none" without one."""
+    found = getattr(config, "quantization_config", None)
+    if found is None:
+        return "none"
+    content = found if isinstance(found, dict) else found.to_dict()
+    return json.dumps(content, sort_keys=True, default=str)
+
+
 def weight_hash(model: torch.nn.Module) -> tuple[str, str]:
     """SHA-256 over the parameters as they are in memory, and in words what it covers.
 

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from harness.models.facts import chat_template_hash, config_hash, tokenizer_hash, weight_hash
+from harness.models.facts import chat_template_hash, config_hash, quantisation, tokenizer_hash, weight_hash
 from harness.models.gguf import cache_root, dequantise_apart, dequantised_folder, gguf_config, gguf_tokenizer, read_gguf
 from harness.models.sources import ModelSource, find_source
 from harness.models.spec import LoadedModel, ModelFacts, ModelLoadError, ModelOutOfMemoryError, ModelSpec
@@ -195,6 +195,7 @@ def _facts(model: Any, tokenizer: Any | None, source: ModelSource, device: torch
         parameters=sum(p.numel() for p in parameters),
         weight_bytes=None if device is None else sum(p.numel() * p.element_size() for p in parameters),
         dtype=None if device is None else " and ".join(sorted({_name(p.dtype) for p in parameters})),
+        quantisation=quantisation(model.config),
         device=None if device is None else str(device),
         attn_implementation=None if device is None else model.config._attn_implementation,
         config_hash=config_hash(model.config),

@@ -60,6 +60,8 @@ class ModelFacts:
         parameters: number of parameters, shared (tied) ones once.
         weight_bytes: bytes of those parameters.
         dtype: dtype of the parameters.
+        quantisation: the configuration's ``quantization_config`` as JSON; "none" where it has none, as weights
+            that were read from GGUF have: they are dequantised.
         device: device of the parameters.
         attn_implementation: the one transformers resolved to.
         config_hash: over the configuration without paths, versions and dtype.
@@ -73,6 +75,7 @@ class ModelFacts:
     parameters: int
     weight_bytes: int | None
     dtype: str | None
+    quantisation: str
     device: str | None
     attn_implementation: str | None
     config_hash: str

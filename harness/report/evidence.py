@@ -6,6 +6,7 @@ import json
 import shlex
 from collections.abc import Sequence
 from html import escape
+from urllib.parse import quote
 
 import pandas as pd
 
@@ -165,6 +166,25 @@ def reproduce_section(results: Results) -> str:
         "states each column. Latencies of in-process engines hold no HTTP, network or authentication: they are not a "
         "server's capacity.</p>",
         _outside_scope(results),
+    )
+
+
+def runs_section(results: Results, arms: Sequence[Arm]) -> str:
+    """Every run with the folder that its numbers come from, and which kinds of statement a page holds (M-scope-03)."""
+    rows = []
+    for arm in arms:
+        for run_id in arm.runs["run_id"]:
+            folder = results.folders.get(str(run_id))
+            link = UNKNOWN if folder is None else f'<a href="{quote(folder)}/">{escape(folder)}</a>'
+            rows.append(f"<tr><td>{escape(str(run_id))}</td><td>{escape(arm.label)}</td><td>{link}</td></tr>")
+    head = "<tr><th>run</th><th>arm</th><th>folder of its tables</th></tr>"
+    table = f'<div class="scroll"><table class="text"><thead>{head}</thead><tbody>{"".join(rows)}</tbody></table></div>'
+    return section(
+        "Where the numbers come from",
+        "<p>Measured: every number of this page, each from the runs below. Mechanism: what a setting does, in the "
+        "engine's documentation. Choice: which settings were varied and held, one at a time, in the head of the "
+        "experiment. Nothing here is promised of other models, machines or requests.</p>",
+        details(f"The {len(rows)} runs", table),
     )
 
 

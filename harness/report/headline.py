@@ -66,7 +66,7 @@ def _comparison(measured: Sequence[Arm], baseline: Arm | None, findings: Sequenc
             continue
         text = f"{arm.series} generated {number(_rate(arm))} tokens/s, {baseline.series} {number(_rate(baseline))}: "
         finding = finding_of(findings, arm.facet, arm.series, "gen_tok_s")
-        known = finding is not None and (finding.verdict is not None or finding.pairs == 0)
+        known = finding is not None and (finding.verdict is not None or finding.pairs == 0 or finding.is_withheld)
         shown = in_words(finding) if finding and known else _ratio(against)
         sentences.append(text + shown + _first_token(arm, baseline))
     return sentences
@@ -105,7 +105,7 @@ def _sweep(measured: Sequence[Arm], findings: Sequence[Finding]) -> list[str]:
         best = min(timed, key=lambda pair: pair[0])
         sentences.append(f"Shortest TTFT p95 at {best[1].series}: {number(best[0])} ms.")
     facet = [f for f in findings if f.facet == fastest.facet and f.metric == "gen_tok_s"]
-    if any(f.verdict for f in facet):
+    if any(f.verdict or f.is_withheld for f in facet):
         return [*sentences, _verdicts(facet)]
     first, second = fastest.spread("gen_tok_s"), slowest.spread("gen_tok_s")
     if first and second and fastest is not slowest:

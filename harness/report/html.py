@@ -15,12 +15,14 @@ from harness.report import plots
 from harness.report.adoption import adoption_section
 from harness.report.arms import Arm, by_facet, group_arms, memory_metric
 from harness.report.break_even import warm_up_section
+from harness.report.calibration import calibration_section
 from harness.report.completeness import missing_notes
 from harness.report.evidence import (
     divergences_section,
     failures_section,
     provenance_section,
     reproduce_section,
+    runs_section,
     settings_section,
 )
 from harness.report.headline import headlines
@@ -28,6 +30,8 @@ from harness.report.memory import ledger_lines, ledger_section
 from harness.report.page import page, section
 from harness.report.plots.figure import series_colours
 from harness.report.read import Results, facts, read_results
+from harness.report.regressions import regression_sentences
+from harness.report.requests import requests_section
 from harness.report.results_table import MEMORY_HEADINGS, METRIC_HEADINGS, results_table
 from harness.report.saturation import VARIABLE, knee_sentences, saturation_section
 from harness.report.slo import slo_section, slo_sentences
@@ -60,6 +64,7 @@ def write_report(directory: Path | str) -> Path:
         [
             _head(title, results, arms, findings),
             section("Results", results_table(results, arms, findings)),
+            requests_section(results, arms),
             saturation_section(arms),
             slo_section(results, arms),
             warm_up_section(arms),
@@ -70,7 +75,9 @@ def write_report(directory: Path | str) -> Path:
             divergences_section(results, arms),
             failures_section(results, arms),
             settings_section(results, arms),
+            calibration_section(results, arms),
             provenance_section(results),
+            runs_section(results, arms),
             reproduce_section(results),
         ],
     )
@@ -102,7 +109,12 @@ def _head(title: str, results: Results, arms: Sequence[Arm], findings: Sequence[
     n = len(runs)
     facts_line.append(f"{n} run{'s' if n != 1 else ''} in {len(arms)} arm{'s' if len(arms) != 1 else ''}")
     parts.append(f'<p class="soft">{" · ".join(facts_line)}</p>')
-    said = (*knee_sentences(arms), *headlines(arms, findings), *slo_sentences(arms))
+    said = (
+        *knee_sentences(arms),
+        *headlines(arms, findings),
+        *regression_sentences(arms, findings),
+        *slo_sentences(arms),
+    )
     parts += [f'<p class="headline">{escape(sentence)}</p>' for sentence in said]
     notes = [*missing_notes(results, arms), *validity_notes(results, arms), *results.notes]
     if notes:

@@ -8,9 +8,10 @@ import pandas as pd
 
 from harness.ledger import NOT_ON_DEVICE, OUTSIDE, PART, PLANNED, RESIDUAL
 from harness.report.arms import Arm
-from harness.report.page import section, text_table
-from harness.report.quantity import UNKNOWN, memory
+from harness.report.page import details, section, text_table
+from harness.report.quantity import UNKNOWN, in_unit, memory
 from harness.report.read import Results
+from harness.tables import column
 
 _DERIVED = (PLANNED, RESIDUAL, OUTSIDE)
 _NOT_PLANNED = ("peak_", "free_", *NOT_ON_DEVICE, PART)
@@ -52,6 +53,41 @@ def ledger_section(results: Results, arms: Sequence[Arm]) -> str:
         "beyond the ledger. Outside torch: what NVML saw of this process beyond torch's reserve. Torch's peaks cover "
         "its own allocator exactly; NVML is sampled and covers everything, so short peaks may be missing from it.</p>",
         text_table(["line", *ledgers], rows),
+        areas_table(arms),
+    )
+
+
+_AREAS = {
+    "input": ("peak_mask_bytes", "chunked_requests", "waiting_max"),
+    "KV cache": (
+        "unused_slots_mean",
+        "kv_blocks_p50",
+        "kv_blocks_max",
+        "table_pages_max",
+        "offloads",
+        "restores",
+        "restored_bytes",
+        "restore_mean_ms",
+        "restore_gb_s",
+    ),
+    "decode reserve": ("held_steps", "prefill_delay_p95_ms", "queue_p95_ms", "ttft_p95_ms"),
+}
+
+
+def areas_table(arms: Sequence[Arm]) -> str:
+    """What to watch in each area of memory (M-mem-02), a row a figure and a column an arm; "" if no engine tells."""
+    rows = []
+    for area, names in _AREAS.items():
+        for name in names:
+            spreads = [arm.spread(name) for arm in arms]
+            if any(spreads):
+                unit = column("runs", name).unit
+                cells = [UNKNOWN if s is None else in_unit(s.median, unit) for s in spreads]
+                rows.append([area, f"{name} [{unit}]", *cells])
+    if not any(row[0] == "KV cache" for row in rows):
+        return ""
+    return details(
+        "The areas of memory and what they cost", text_table(["area", "median", *(a.label for a in arms)], rows)
     )
 
 

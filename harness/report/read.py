@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -43,12 +43,14 @@ class Results:
         tables: by name; a table that could not be read is empty, a column that an older version did not have is null.
         notes: one line for everything that was not there or not readable.
         jobs: last state of each job of the manifest; empty without one.
+        folders: by run, its folder relative to ``directory`` ("." if it is that), where there is one.
     """
 
     directory: Path
     tables: dict[str, pd.DataFrame]
     notes: tuple[str, ...]
     jobs: tuple[JobState, ...]
+    folders: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def runs(self) -> pd.DataFrame:
@@ -74,7 +76,20 @@ def read_results(directory: Path) -> Results:
     if tables["runs"].empty:
         raise ResultsError(f"{directory}: {'; '.join(notes) or 'its runs table has no rows'}")
     jobs = _jobs(directory, notes)
-    return Results(directory, tables, tuple(notes), jobs)
+    return Results(directory, tables, tuple(notes), jobs, _folders_of_runs(directory))
+
+
+def _folders_of_runs(directory: Path) -> dict[str, str]:
+    """Where each run's own tables are: the folders that hold one run."""
+    found: dict[str, str] = {}
+    for path in (*directory.glob("*/runs.parquet"), *directory.glob("*/*/runs.parquet"), directory / "runs.parquet"):
+        try:
+            ids = pd.read_parquet(path, columns=["run_id"])["run_id"].unique()
+        except (OSError, ValueError, KeyError):  # said of the tables that are shown
+            continue
+        if len(ids) == 1:
+            found.setdefault(str(ids[0]), path.parent.relative_to(directory).as_posix())
+    return found
 
 
 def _folders(directory: Path, notes: list[str]) -> list[Path]:

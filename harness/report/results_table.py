@@ -100,7 +100,7 @@ def _table(members: Sequence[Arm], shown: dict[str, str], findings: Sequence[Fin
 def _cells(arm: Arm, baseline: Arm | None, shown: dict[str, str], findings: Sequence[Finding]) -> str:
     cells = [f"<td>{escape(arm.series)}</td>"]
     for name in shown:
-        cells.append(_metric_cell(arm, column("runs", name)))
+        cells.append(_metric_cell(arm, column("runs", name), finding_of(findings, arm.facet, arm.series, name)))
         if name == "gen_tok_s":
             cells += (
                 _verdict_cells(arm, baseline, finding_of(findings, arm.facet, arm.series, name)) if baseline else []
@@ -128,13 +128,15 @@ def _plain(text: str, bad: bool) -> str:
     return f'<td class="bad">{text}</td>' if bad else f"<td>{text}</td>"
 
 
-def _metric_cell(arm: Arm, definition: Column) -> str:
+def _metric_cell(arm: Arm, definition: Column, finding: Finding | None) -> str:
     spread = arm.spread(definition.name)
     if spread is None:
         return f"<td>{UNKNOWN}</td>"
     text = in_unit(spread.median, definition.unit) + _range(spread, definition.unit)
     if arm.has_few_samples(definition.name):
         return f'<td class="few" title="{arm.samples(definition.name)} samples">{text}</td>'
+    if finding is not None and finding.verdict == Verdict.WORSE:
+        return f'<td class="bad" title="worse: {escape(finding.reason)}">{text}</td>'
     return f"<td>{text}</td>"
 
 

@@ -19,6 +19,8 @@ BUSY_SHARE = 0.25
 THROTTLED_SHARE = 0.05
 """Share of the samples in which the GPU's clocks may be held down before the report says so."""
 
+ATTENTION = "attn_implementation_in_use"
+
 CALIBRATION_LIMITS = {
     "ttft_error_p50_ms": (0.2, "ms"),
     "itl_error_p50_ms": (0.2, "ms"),
@@ -49,6 +51,7 @@ def validity_notes(results: Results, arms: Sequence[Arm], percentiles: Mapping[s
         *_throttled(arms),
         *_late_sender(arms),
         *_uncalibrated(results, arms),
+        *_other_attention(results, arms),
         *_unsteady(arms),
         *_few_samples(arms, percentiles),
         *_no_repeats(arms),
@@ -179,6 +182,26 @@ def _uncalibrated(results: Results, arms: Sequence[Arm]) -> list[str]:
     if not outside:
         return []
     return [f"The harness did not give a known schedule back within its bounds here: {', '.join(outside)}."]
+
+
+def _other_attention(results: Results, arms: Sequence[Arm]) -> list[str]:
+    """Padded static batching beside engines that switched to another attention by themselves (M-stat-01)."""
+    config = results.tables["config"]
+    rows = config[config["field"] == ATTENTION].dropna(subset="value")
+    in_use = {r: str(decoded(v)).removeprefix("paged|") for r, v in zip(rows["run_id"], rows["value"], strict=True)}
+    lines = []
+    for facet, members in by_facet(arms).items():
+        static = {in_use[r] for a in members if a.engine == "static" for r in a.runs["run_id"] if r in in_use}
+        others = {a.series: in_use[r] for a in members if a.engine != "static" for r in a.runs["run_id"] if r in in_use}
+        different = [f"{series} on {name}" for series, name in others.items() if static and name not in static]
+        if different:
+            where = f" in {facet}" if facet else ""
+            lines.append(
+                f"Static batching ran on {', '.join(sorted(static))} attention{where}, {', '.join(different)}: ratios "
+                "to it hold that difference too. Pin it for all: experiment=static_vs_continuous does, or "
+                "model.attn_implementation with engine.auto_switch_to_flash=false."
+            )
+    return lines
 
 
 def _unsteady(arms: Sequence[Arm]) -> list[str]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pandas as pd
 
-from harness.analysis.comparison import PAIR_BY, Candidate, Finding, compare
+from harness.analysis.comparison import PAIR_BY, Candidate, Finding, compare, objection
 from harness.analysis.verdict import Thresholds
 from harness.report.arms import Arm, baseline_of, by_facet
 from harness.report.config_diff import config_differences, confounders, is_identical, settings_by_run
@@ -28,7 +28,7 @@ def compare_arms(results: Results, arms: Sequence[Arm], thresholds: Thresholds |
                 continue
             differences = config_differences(results, [baseline, arm], settings)
             identical = is_identical(differences, baseline, arm, settings)
-            candidates.append(Candidate(arm.series, arm.runs, confounders(differences), identical))
+            candidates.append(Candidate(arm.series, arm.runs, confounders(differences), identical, objection(arm.runs)))
         found += compare(
             Candidate(baseline.series, baseline.runs),
             candidates,

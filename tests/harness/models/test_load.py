@@ -199,3 +199,18 @@ def test_an_outline_has_the_models_facts_and_no_weights() -> None:
         assert getattr(outline.facts, fact) is None
     with pytest.raises(ModelLoadError, match="nowhere"):
         outline_model(ModelSpec("./nowhere"))
+
+
+def test_quantisation_comes_from_the_configuration() -> None:
+    """M-fix-03."""
+    from types import SimpleNamespace
+
+    from harness.models.facts import quantisation
+
+    assert quantisation(SimpleNamespace()) == "none"
+    stated = {"quant_method": "gptq", "bits": 4}
+    assert quantisation(SimpleNamespace(quantization_config=stated)) == '{"bits": 4, "quant_method": "gptq"}'
+    typed = SimpleNamespace(to_dict=lambda: stated)
+    assert quantisation(SimpleNamespace(quantization_config=typed)) == quantisation(
+        SimpleNamespace(quantization_config=stated)
+    )

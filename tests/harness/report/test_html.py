@@ -75,11 +75,11 @@ def test_page_is_well_formed_and_needs_nothing_from_outside(engines_dir: Path, p
 
 def test_page_of_engines_has_every_part(engines_dir: Path, page_of: Callable) -> None:
     text = page_of(engines_dir)
-    parts = ["Results", "Service level", "Throughput", "Throughput against latency"]
+    parts = ["Results", "Requests", "Service level", "Throughput", "Throughput against latency"]
     parts += ["Latency distributions", "Padding"]
     parts += ["Over time", "Before adopting"]
     parts += ["What caused the slowest", "Memory", "Failures", "Settings"]
-    assert sections(text) == [*parts, "Provenance", "Run it again"]
+    assert sections(text) == [*parts, "Provenance", "Where the numbers come from", "Run it again"]
     assert "What does continuous batching gain over padded static batching?" in text
     assert "cb-bench -m &#x27;x=a b&#x27;" in text
     assert "engine stopped: no blocks left" in text
@@ -103,7 +103,7 @@ def test_pictures_follow_the_page_colour_and_are_saved(engines_dir: Path, page_o
 
 def test_numeric_sweep_is_drawn_against_its_variable(numeric_dir: Path, page_of: Callable) -> None:
     text = page_of(numeric_dir)
-    assert sections(text)[2] == "Against the variable"
+    assert sections(text)[3] == "Against the variable"
     assert "gen_tok_s against engine.max_batch_tokens" in text
     assert "Not on the axis: max_batch_tokens = auto" in text
     assert (numeric_dir / "plots" / "gen_tok_s-vs-variable.png").stat().st_size > 5_000
