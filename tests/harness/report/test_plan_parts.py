@@ -127,7 +127,7 @@ def test_calibration_is_shown_with_its_bounds(sweep: Callable[..., Results]) -> 
 
 
 def test_lengths_and_chunks_are_on_the_page(sweep: Callable[..., Results]) -> None:
-    """M-s2-01: 12 prompts of 20, 23 … 53 tokens: median 36.5, 95th percentile 51.35 less a rounding error; caps of 64."""
+    """M-s2-01: 12 prompts of 20, 23 … 53 tokens: p50 36.5, p95 51.35 less rounding; caps of 64."""
 
     def change(record: RunRecord, second: bool) -> None:
         for k, request in enumerate(record.requests):
