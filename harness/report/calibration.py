@@ -42,10 +42,10 @@ def calibration_section(results: Results, arms: Sequence[Arm]) -> str:
     return section(
         "Calibration",
         f"<p>Right before each run a backend without a model delivered {tokens} tokens at {rate} tokens/s on a "
-        "schedule known exactly, through the same sender and recorder in the same process. What was measured less what was "
-        "scheduled is the error of the harness on that machine at that moment: a latency that differs between two arms "
-        "by less shows nothing, and beyond a bound (marked) small differences of that arm are doubtful. The lag of the "
-        "last request shows whether lateness adds up. Worst run of each arm.</p>",
+        "schedule known exactly, through the same sender and recorder in the same process. What was measured less what "
+        "was scheduled is the error of the harness on that machine at that moment: a latency that differs between two "
+        "arms by less shows nothing, and beyond a bound (marked) small differences of that arm are doubtful. The lag "
+        "of the last request shows whether lateness adds up. Worst run of each arm.</p>",
         text_table(header, [limits, *rows]),
     )
 
