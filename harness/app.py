@@ -7,6 +7,7 @@ then Hydra's own entry point is called.
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
 import signal
 import sys
@@ -51,6 +52,9 @@ EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
 def main(argv: Sequence[str] | None = None) -> int:
     """Run ``cb-bench`` and return its exit code: 0 ok, 1 a run failed, 2 wrong command or config, 130 interrupted."""
     arguments = as_hydra_reads(sys.argv[1:] if argv is None else argv)
+    if "--version" in arguments:  # Hydra would give its own
+        print(f"cb-bench {_version()}")
+        return 0
     full_error = os.environ.get("HYDRA_FULL_ERROR") == "1"
     plan: Plan | None = None
     try:
@@ -81,6 +85,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             return code
     except KeyboardInterrupt:
         kept = kept_line(plan.directory) if plan else "nothing had begun"
+        if plan and plan.multirun and manifest.latest(plan.directory):
+            kept += "; the same command with resume=true goes on"
         print(f"cb-bench: interrupted; {kept}", file=sys.stderr)
         return EXIT_INTERRUPTED
     except (HydraException, OmegaConfBaseException, ValueError) as error:
@@ -93,6 +99,13 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         print(f"cb-bench: {one_line(error)}; results could not be written completely", file=sys.stderr)
         return EXIT_FAILED
+
+
+def _version() -> str:
+    try:
+        return importlib.metadata.version("cb-bench")
+    except importlib.metadata.PackageNotFoundError:
+        return "from a source tree that is not installed"
 
 
 def _prepare(plan: Plan) -> None:

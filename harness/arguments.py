@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 # Flags with which Hydra shows something instead of running, and those that take a value.
-_SHOWING = ("--help", "-h", "--hydra-help", "--version", "--cfg", "-c", "--info", "-i", "--shell-completion", "-sc")
+_SHOWING = ("--help", "-h", "--hydra-help", "--cfg", "-c", "--info", "-i", "--shell-completion", "-sc")
 _WITH_VALUE = ("--cfg", "-c", "--package", "-p", "--config-path", "-cp", "--config-name", "-cn", "--config-dir", "-cd")
 _MULTIRUN = ("-m", "--multirun")
 # What other tools call these settings.

@@ -45,6 +45,18 @@ def gpu_count() -> int:
         return 0
 
 
+def gpu_names() -> list[str]:
+    """Names of this machine's GPUs by NVML; none where there is no driver."""
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+        handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(int(pynvml.nvmlDeviceGetCount()))]
+        return [str(pynvml.nvmlDeviceGetName(handle)) for handle in handles]
+    except pynvml.NVMLError:
+        return []
+
+
 @contextmanager
 def own_gpu(
     index: int, gpus: Sequence[str], locks: Path, wait: Callable[[float], None] = time.sleep

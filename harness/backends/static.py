@@ -175,7 +175,7 @@ class StaticBackend:
         return {"steps": len(self._steps), "waves": self._waves, "preemptions": 0}
 
     def memory(self) -> dict[str, int | None]:
-        return {"weights": sum(p.numel() * p.element_size() for p in self._model.parameters())}
+        return {"weights_bytes": sum(p.numel() * p.element_size() for p in self._model.parameters())}
 
     # -- waves ---------------------------------------------------------------------------------------------------
 

@@ -97,10 +97,11 @@ class TransformersBackend(ManagerBackend):
         return counts
 
     def memory(self) -> dict[str, int | None]:
-        ledger: dict[str, int | None] = {"weights": sum(p.numel() * p.element_size() for p in self._model.parameters())}
+        weights = sum(p.numel() * p.element_size() for p in self._model.parameters())
+        ledger: dict[str, int | None] = {"weights_bytes": weights}
         if self._manager.batch_processor is not None:
             cache = self._manager.batch_processor.cache
-            ledger["kv_cache"] = int(cache.num_sectors * cache.bytes_per_sector)
+            ledger["kv_cache_bytes"] = int(cache.num_sectors * cache.bytes_per_sector)
         return ledger
 
 

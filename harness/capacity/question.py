@@ -14,6 +14,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from harness.compose import composing, load
 from harness.config import plain
+from harness.explain import explain
 from harness.report.read import Results
 from harness.simulate.source import measured_runs, workload_of_run, workload_spec
 from harness.slo import Slo, read_slo
@@ -95,7 +96,7 @@ def configuration(question: Question) -> dict[str, Any]:
         with composing("cb-plan") as loader:
             return plain(load(loader, question.overrides))
     except (HydraException, OmegaConfBaseException) as error:
-        raise QuestionError(" ".join(str(error).split())) from error
+        raise QuestionError(explain(error, question.overrides)) from error
 
 
 def slo_of(config: Mapping[str, Any]) -> Slo | None:

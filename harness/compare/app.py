@@ -115,7 +115,9 @@ def _print(differing: Sequence[Mismatch], pairing: Pairing, findings: Sequence[F
         for f in rows:
             table.add_row(*map(plain, _cells(f)))
         console.print(table)
-        console.print(plain(Thresholds().in_words(tests_in(rows))), highlight=False)
+        if tests := tests_in(rows):
+            console.print(plain(Thresholds().in_words(tests)), highlight=False)
+        console.print()
     for line in remarks(differing, pairing):
         console.print(plain(f"! {line}"), highlight=False)
 

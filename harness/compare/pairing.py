@@ -110,7 +110,15 @@ def _arms(
     """Arms by facet and by (engine, value); second runs of A/A left out."""
     runs = results.runs[(results.runs["replica"].fillna(0) == 0) & (results.runs["status"] == "ok")]
     names = [n for n in ("model", "workload", "workload_hash", "device") if n not in apart]
-    parts = [runs[name].astype("string").fillna(_ANY).str.split(":").str[0].str.slice(0, 40) for name in names]
+    parts = [
+        runs[name]
+        .astype("string")
+        .fillna(_ANY)
+        .str.split(":")
+        .str[0]
+        .str.slice(0, 12 if name == "workload_hash" else 40)
+        for name in names
+    ]
     facet = pd.Series("", index=runs.index, dtype="string").str.cat(parts, sep=" · ").str.removeprefix(" · ")
     found: dict[str, dict[tuple[str, str], Arm]] = {}
     values = runs["arm"].fillna(_ANY)

@@ -9,6 +9,7 @@ from pathlib import Path
 from rich import box
 from rich.console import Console
 from rich.markup import escape
+from rich.measure import Measurement
 from rich.table import Table
 
 from harness.analysis.comparison import IDENTICAL, Finding, finding_of
@@ -32,6 +33,8 @@ _LATENCIES = {
     "itl_p99_ms": "ITL p99",
     "e2e_p50_ms": "e2e p50",
 }
+# What a narrow terminal goes without, first to last.
+_DISPENSABLE = ("e2e p50", "peak RSS", "peak GPU", "ITL p50", "TTFT p95", "verdict")
 
 
 def print_summary(directory: Path | str, console: Console | None = None) -> None:
@@ -48,32 +51,66 @@ def print_summary(directory: Path | str, console: Console | None = None) -> None
     results = read_results(Path(directory))
     arms = group_arms(results)
     findings = compare_arms(results, arms)
+    hidden: list[str] = []
     for facet, members in by_facet(arms).items():
-        console.print(_table(facet, members, results, findings, plain=not console.is_terminal))
+        table, left_out = _fitting(*_content(facet, members, results, findings), console)
+        console.print(table)
+        hidden += (name for name in left_out if name not in hidden)
+    if hidden:
+        said = f"Columns left out to fit {console.width} characters: {', '.join(hidden)}. The report has them."
+        console.print(said, style="dim", highlight=False)
     for line in _remarks(results, arms):
         console.print(escape(line), style="dim" if console.is_terminal else "", highlight=False)
 
 
-def _table(facet: str, members: list[Arm], results: Results, findings: Sequence[Finding], plain: bool) -> Table:
+def _content(
+    facet: str, members: list[Arm], results: Results, findings: Sequence[Finding]
+) -> tuple[str, list[str], list[list[str]]]:
+    """Title, headers and rows of a facet's table."""
     baseline = baseline_of(members)
     peak = memory_metric(results.runs)
     title = facet or str(
         members[0].runs["workload"].dropna().iloc[0] if members[0].runs["workload"].notna().any() else ""
     )
+    headers = ["arm", "tok/s", *(["ratio", "verdict"] if baseline else []), *_LATENCIES.values()]
+    headers += ["peak RSS" if peak == "peak_rss_bytes" else "peak GPU", "failed", "same tokens"]
+    rows = [_row(arm, baseline, peak, finding_of(findings, facet, arm.series, "gen_tok_s")) for arm in members]
+    return f"{escape(title)} (times in ms)" if title else "times in ms", headers, rows
+
+
+def _fitting(
+    title: str, headers: Sequence[str], rows: Sequence[Sequence[str]], console: Console
+) -> tuple[Table, list[str]]:
+    """The table, and the columns left out of it where a terminal is too narrow to show whole numbers in all."""
+    left_out: list[str] = []
+    dispensable = [name for name in _DISPENSABLE if name in headers]
+    while True:
+        table = _table(title, headers, rows, left_out, plain=not console.is_terminal)
+        needed = Measurement.get(console, console.options.update(width=_PIPE_WIDTH), table).maximum
+        if needed <= console.width or not console.is_terminal or not dispensable:
+            return table, left_out
+        left_out.append(dispensable.pop(0))
+
+
+def _table(
+    title: str, headers: Sequence[str], rows: Sequence[Sequence[str]], left_out: Sequence[str], plain: bool
+) -> Table:
     table = Table(
-        title=f"{escape(title)} (times in ms)" if title else "times in ms",
+        title=title,
         title_justify="left",
         box=box.MARKDOWN if plain else box.SIMPLE_HEAD,
         padding=(0, 1),
         pad_edge=False,
     )
-    table.add_column("arm", overflow="fold")
-    headers = ["tok/s", *(["ratio", "verdict"] if baseline else []), *_LATENCIES.values()]
-    headers += ["peak RSS" if peak == "peak_rss_bytes" else "peak GPU", "failed", "same tokens"]
-    for header in headers:
-        table.add_column(header, justify="right")
-    for arm in members:
-        table.add_row(*_row(arm, baseline, peak, finding_of(findings, facet, arm.series, "gen_tok_s")))
+    shown = [k for k, header in enumerate(headers) if header not in left_out]
+    for k in shown:
+        header = headers[k] if plain else headers[k].replace(" ", "\n")  # a column is no wider than its numbers
+        if k:
+            table.add_column(header, justify="right", no_wrap=True)
+        else:
+            table.add_column(header, overflow="fold", min_width=8)
+    for row in rows:
+        table.add_row(*(row[k] for k in shown))
     return table
 
 

@@ -112,12 +112,17 @@ def _ledger(results: Results, arm: Arm) -> Mapping[str, int | None]:
         return {}
     run_id = str(arm.measured["run_id"].iloc[0])
     rows = results.of_run("memory_ledger", run_id)
-    found = {str(r["line"]): None if pd.isna(r["bytes"]) else int(r["bytes"]) for r in rows.to_dict("records")}
+    found = {_line(str(r["line"])): None if pd.isna(r["bytes"]) else int(r["bytes"]) for r in rows.to_dict("records")}
     environment = results.of_run("environment", run_id)
     for row in environment[environment["key"].str.startswith("memory.free_")].dropna(subset="value").to_dict("records"):
         if str(row["value"]).isdigit():
             found[str(row["key"]).removeprefix("memory.")] = int(row["value"])
     return found
+
+
+def _line(name: str) -> str:
+    """A line's name; earlier tables hold some of the engines' lines without the unit: one part, one name."""
+    return name if name in _DERIVED or name.endswith("_bytes") else f"{name}_bytes"
 
 
 def _title(name: str) -> str:

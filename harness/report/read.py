@@ -97,7 +97,10 @@ def _folders(directory: Path, notes: list[str]) -> list[Path]:
         return [directory]
     if not (directory / manifest.FILE).is_file() and (apart := _results_below(directory)):
         shown = ", ".join(str(p) for p in apart[:5]) + (f" and {len(apart) - 5} more" if len(apart) > 5 else "")
-        raise ResultsError(f"{directory} is not one run or sweep but holds {len(apart)}: name one of {shown}")
+        raise ResultsError(
+            f"{directory} is not one run or sweep but holds {len(apart)}: name one of {shown} (cb-plan and cb-tune "
+            "take several)"
+        )
     below = sorted(path.parent for path in directory.glob("*/runs.parquet"))
     below += sorted(path.parent for path in directory.glob("*/*/runs.parquet"))
     if not below:

@@ -15,12 +15,13 @@ import yaml
 from harness.capacity.load import Load
 from harness.capacity.question import Question, QuestionError, configuration, parse, slo_of, workload_asked
 from harness.capacity.search import NothingMeets, find_capacity
+from harness.gpus import gpu_names
 from harness.report.read import Results, ResultsError
 from harness.simulate import EngineSetup, ModelError, SetupError, fit_steps, read_setup, validate
 from harness.simulate.source import measured_runs, read_all
 from harness.slo import Slo
 from harness.tune.confirm import Confirmation, confirm
-from harness.tune.engine_runs import engine_measure, job_config
+from harness.tune.engine_runs import check_machine, engine_measure, job_config
 from harness.tune.space import baseline, changes, variables
 from harness.tune.study import TuneError, choose, open_study, ranked, search_settings
 
@@ -84,6 +85,8 @@ def _tune(question: Question, settings: TuneSettings) -> int:
     results = read_all(question.folders)
     workload, origin = workload_asked(results, question, config)
     load, runs = Load.of(workload), measured_runs(results)
+    if settings.confirm:
+        check_machine(results, runs[0], gpu_names())
     setup, model = read_setup(results, runs[0]), fit_steps(results, runs)
     directory = Path(settings.out) if settings.out is not None else question.folders[0] / "tune"
     asked = {

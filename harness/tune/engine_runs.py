@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ import pandas as pd
 
 from harness import store
 from harness.job import Job, run_job
-from harness.report.read import Results
+from harness.report.read import Results, decoded
 from harness.simulate.setup import settings_of
 from harness.slo import Slo
 from harness.tune.confirm import OUT_OF_MEMORY, Measured
@@ -22,6 +22,26 @@ SURGE = 0.1
 GROUPS = ("model", "arrival", "workload", "generation", "measure")
 
 _LIMITED = {"ttft": "ttft_sched", "itl": "itl", "e2e": "e2e"}
+
+
+def check_machine(results: Results, run_id: str, here: Sequence[str]) -> None:
+    """Refuse to confirm on another machine what was measured on a GPU: the baseline would be another one.
+
+    Args:
+        here: names of this machine's GPUs.
+
+    Raises:
+        ValueError: none of them is the run's.
+    """
+    rows = results.of_run("environment", run_id)
+    named = rows.loc[rows["key"] == "gpu.name", "value"].dropna()
+    measured_on = decoded(str(named.iloc[0])) if len(named) else None
+    # torch names a MIG slice after its GPU
+    if measured_on is not None and not any(str(measured_on).startswith(name) for name in here):
+        raise ValueError(
+            f"run {run_id} was measured on {measured_on}, this machine has {', '.join(here) or 'no GPU'}: runs on the "
+            "engine would say nothing about it. Tune there, or set confirm=false to stay on the simulator"
+        )
 
 
 def job_config(results: Results, run_id: str, slo: Slo, rate: float, requests: int) -> dict[str, Any]:
@@ -115,7 +135,8 @@ def read_measured(directory: Path, slo: Slo) -> Measured:
     if shortage is None and error is not None and ("out of memory" in error.lower() or "oom_" in error):
         shortage = "oom_load" if "load" in error.lower() else "out of memory"
     offloads = 0 if pd.isna(row["offloads"]) else int(row["offloads"])
-    if shortage is None and offloads > SURGE * int(row["n_requests"] or 1):
+    planned = 1 if pd.isna(row["n_requests"]) else int(row["n_requests"])  # unknown if it ended before it was measured
+    if shortage is None and offloads > SURGE * max(planned, 1):
         shortage = f"offload surge ({offloads} offloads)"
     if row["status"] != "ok":
         return Measured(None, False, shortage, error or str(row["status"]))

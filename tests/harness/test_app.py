@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
 import re
 import signal
@@ -181,6 +182,21 @@ def test_a_disk_that_fails_while_running_is_one_line(capsys, monkeypatch):
 def test_only_what_is_swept_names_a_jobs_folder(in_empty_folder):
     plan = make_plan(["-m", "engine=ours,static", "workload.requests=4", "measure=default"])
     assert "hydra.job.config.override_dirname.exclude_keys=['workload.requests','measure']" in plan.arguments
+
+
+def test_an_interrupted_sweep_says_how_to_go_on(capsys, monkeypatch, in_empty_folder):
+    def interrupted(plan):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(app, "_run", interrupted)
+    assert main(["-m", "engine=static,ours", "model=tiny-llama"]) == 130
+    assert capsys.readouterr().err.rstrip().endswith("; the same command with resume=true goes on")
+
+
+def test_version_is_that_of_this_package(capsys, monkeypatch):
+    monkeypatch.setattr(importlib.metadata, "version", {"cb-bench": "1.2.3"}.__getitem__)
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == "cb-bench 1.2.3\n"
 
 
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])

@@ -40,7 +40,7 @@ def test_tokens_config_and_counters(llama: Any, sink: Any, requests: Requests, r
     counters = backend.counters()
     assert counters["kv_blocks_total"] == 32
     assert 9 <= (counters["steps"] or 0) <= 12
-    assert (backend.memory()["kv_cache"] or 0) > 0
+    assert (backend.memory()["kv_cache_bytes"] or 0) > 0
     backend.stop()
     assert llama.config._attn_implementation == "eager"
 

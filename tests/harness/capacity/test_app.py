@@ -87,7 +87,8 @@ def test_a_named_workload_and_a_fleet(measured_dir: Path, tmp_path: Path, capsys
     [
         (["slo.ttft_p95_ms=5"], "name at least one result folder"),
         (["HERE"], "no SLO"),
-        (["HERE", "slo.ttft_p95=5"], "ttft_p95"),
+        (["HERE", "slo.ttft_p95=5"], "unknown config key 'slo.ttft_p95'. Did you mean 'slo.ttft_p95_ms'?"),
+        (["HERE", "slo=chatt"], "unknown slo 'chatt'. Did you mean 'chat'?"),
         (["HERE", "target=5"], "Did you mean 'target_rate'?"),
         (["HERE", "slo=chat", "target_rate=many"], "must be a number"),
         (["HERE", "slo=chat", "target_rate=0"], "above 0"),

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
+import pandas as pd
 import pytest
 from rich.console import Console
 
 from harness.report import print_summary
 from harness.report.app import main
+from harness.report.arms import group_arms
+from harness.report.memory import ledger_lines
+from harness.report.read import read_results
 
 
 def test_pipe_is_plain_markdown_on_one_line_a_row(engines_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -31,6 +36,32 @@ def test_terminal_is_styled_and_keeps_to_its_width(engines_dir: Path) -> None:
     out = io.StringIO()
     print_summary(engines_dir, Console(file=out, force_terminal=True, width=110, color_system="standard"))
     assert "\x1b[" in out.getvalue()
+
+
+def test_a_narrow_terminal_has_fewer_columns_and_whole_numbers(engines_dir: Path) -> None:
+    def shown(width: int) -> str:
+        out = io.StringIO()
+        print_summary(engines_dir, Console(file=out, force_terminal=True, width=width, color_system=None))
+        return out.getvalue()
+
+    narrow, wide = shown(84), shown(160)
+    assert "…" not in narrow
+    assert "Columns left out to fit 84 characters: e2e p50, peak " in narrow
+    assert max(map(len, narrow.splitlines())) <= 84
+    assert "left out" not in wide
+    cell = next(line.split()[1] for line in wide.splitlines() if line.startswith(" ours"))
+    assert cell in narrow
+
+
+def test_lines_of_one_name_are_one_line(engines_dir: Path) -> None:
+    results = read_results(engines_dir)
+    runs = results.runs[results.runs["status"] == "ok"]["run_id"]
+    names = ["weights", "weights_bytes"] * len(runs)  # of an earlier version and of this one
+    ledger = pd.DataFrame([{"run_id": run, "line": name, "bytes": 7} for run, name in zip(runs, names, strict=False)])
+    results = replace(results, tables={**results.tables, "memory_ledger": ledger})
+    lines, _ = ledger_lines(results, group_arms(results))
+    assert len(lines) > 1
+    assert all(own == {"weights_bytes": 7} for own in lines.values())
 
 
 def test_single_run_counts_its_failed_requests(single_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import builtins
 import json
+import shutil
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pandas as pd
 import pytest
 import yaml
 
@@ -16,7 +19,7 @@ from harness.report.read import read_results
 from harness.slo import Slo
 from harness.tune.app import main
 from harness.tune.confirm import Measured, confirm
-from harness.tune.engine_runs import headroom, job_config, read_measured
+from harness.tune.engine_runs import check_machine, headroom, job_config, read_measured
 from harness.tune.space import baseline, changes, retreat, variables
 from harness.tune.study import choose
 
@@ -141,6 +144,29 @@ def test_headroom_is_that_of_the_tightest_limit(measured_dir: Path) -> None:
     assert headroom(row, Slo()) is None
     read = read_measured(measured_dir, slo)
     assert (read.value, read.shortage, read.slo_met) == (pytest.approx(2.0), None, False)  # no SLO was decided then
+
+
+def test_a_run_that_ended_before_it_was_measured_has_no_value(measured_dir: Path, tmp_path: Path) -> None:
+    shutil.copytree(measured_dir, tmp_path / "run")
+    runs = pd.read_parquet(tmp_path / "run" / "runs.parquet")
+    runs["status"], runs["error"], runs["n_requests"] = (
+        "failed",
+        "ended by SIGTERM",
+        pd.array([None] * len(runs), "Int64"),
+    )
+    runs.to_parquet(tmp_path / "run" / "runs.parquet")
+    read = read_measured(tmp_path / "run", Slo(ttft_p95_ms=1))
+    assert (read.value, read.shortage, read.error) == (None, None, "ended by SIGTERM")
+
+
+def test_a_gpus_results_are_not_confirmed_on_another_machine(measured_dir: Path) -> None:
+    results = read_results(measured_dir)
+    check_machine(results, "run0", [])  # measured on a CPU: no name is known
+    named = pd.DataFrame([{"run_id": "run0", "key": "gpu.name", "value": '"NVIDIA H200 MIG 1g.18gb"'}])
+    results = replace(results, tables={**results.tables, "environment": named})
+    check_machine(results, "run0", ["NVIDIA H200"])
+    with pytest.raises(ValueError, match=r"measured on NVIDIA H200.*, this machine has no GPU: .* confirm=false"):
+        check_machine(results, "run0", [])
 
 
 def test_runs_without_a_recorded_configuration_cannot_be_repeated(measured_dir: Path) -> None:
