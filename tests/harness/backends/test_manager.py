@@ -77,6 +77,7 @@ class FakeManager:
         self.resolved_config = SimpleNamespace(
             rows=lambda: [("num_blocks", 8, "user"), ("page_size", 4, "default")],
             layout=SimpleNamespace(windows=[None, 16], num_kv_heads=2, head_dim=8, itemsize=4),
+            attention_backend="sdpa",
         )
 
     def measured_settings(self) -> list[tuple[str, Any, str]]:
