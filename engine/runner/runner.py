@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -23,6 +24,8 @@ from engine.runner.kv_tensors import allocate_kv
 from engine.sampling import Choice, Sampler
 from engine.sampling.logprobs import TopTokens
 from engine.scheduler import StepPlan, StepRows
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +174,7 @@ class ModelRunner:
             largest = 0 if isinstance(self.executor, CompiledExecutor) else buckets.largest
             with nullcontext() if tuned is None else tuned.learning(largest):
                 self.graphs = StepGraphs(self, buckets)
-        if self.device.type == "cuda" and BACKENDS[self.config.attention_backend].capturable:
+        if self.device.type == "cuda" and self._backend.capturable:
             self._rehearse()
 
     def _rehearse(self) -> None:
@@ -183,8 +186,16 @@ class ModelRunner:
         for decodes, prefills, tokens in steps:
             shape = StepShape(decodes, prefills, tokens, 1, 1, len(self.windows))
             views = shape.carve(self.upload(shape, StepRows.none()))
-            self.forward(shape, views, self.padding_metadata(shape, views))
-        self.synchronize()
+            try:
+                self.forward(shape, views, self.padding_metadata(shape, views))
+                self.synchronize()
+            except torch.OutOfMemoryError as error:  # such a step will be made smaller when it comes
+                logger.warning(
+                    "a step of %d tokens does not fit into memory (%s): lower max_batch_tokens or num_blocks",
+                    shape.tokens,
+                    str(error).partition("\n")[0],
+                )
+                self.release_unused()
 
     def padding_metadata(self, shape: StepShape, views: dict[str, torch.Tensor]) -> AttentionMetadata:
         """Attention metadata of a step of any rows that fit the shape, as far as the host knows them."""
@@ -353,7 +364,7 @@ class ModelRunner:
     def _choose(self, logits: torch.Tensor, rows: StepRows, slots: torch.Tensor, greedy: torch.Tensor | None) -> Choice:
         if not len(rows):
             return Choice(torch.empty(0, dtype=torch.int64))
-        return self.sampler.choose(logits, rows.requests, rows.ends.tolist(), slots, self.last_token, greedy)
+        return self.sampler.choose(logits, rows.requests, rows.ends, slots, self.last_token, greedy)
 
     def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
         """Copy whole blocks, (from, to), in every layer, after what the current step writes."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 
 from engine.kernels import Cuts
@@ -50,7 +51,7 @@ class Sampler:
         self,
         logits: torch.Tensor,
         requests: Sequence[Request],
-        ends: Sequence[int],
+        ends: Sequence[int] | np.ndarray,
         slots: torch.Tensor,
         last_token: torch.Tensor,
         greedy: torch.Tensor | None = None,

@@ -59,7 +59,11 @@ class SettingsGatherer:
         self._table = SlotTable()
 
     def gather(
-        self, requests: Sequence[Request], ends: Sequence[int], vocab_size: int, last_token: torch.Tensor
+        self,
+        requests: Sequence[Request],
+        ends: Sequence[int] | np.ndarray,
+        vocab_size: int,
+        last_token: torch.Tensor,
     ) -> StepSettings | None:
         """Settings of a step, None if every row is plain.
 
@@ -75,7 +79,7 @@ class SettingsGatherer:
         rows = np.flatnonzero(every["processed"])
         own = every[rows]
         mine = [requests[row] for row in rows.tolist()]
-        own_ends = np.array(ends, dtype=np.int64)[rows]
+        own_ends = np.asarray(ends, dtype=np.int64)[rows]
         generated = own_ends - own["num_prompt"]
         pack = Pack()
         where = None if len(rows) == len(requests) else pack.add(rows)

@@ -151,8 +151,10 @@ def make_plan(results: Results, workload: Workload, settings: PlanSettings) -> P
         gpus = math.ceil(settings.target_rate / (sure * (1 - settings.headroom)))
     cost = None
     if settings.price_per_gpu_hour is not None:
-        share = settings.target_rate / (gpus * kept.rate) if settings.target_rate and gpus else 1 - settings.headroom
-        cost = settings.price_per_gpu_hour / 3600 / (kept.values["gen_tok_s"] * share) * 1e6
+        carried = settings.target_rate / gpus if settings.target_rate and gpus else kept.rate * (1 - settings.headroom)
+        cost = cost_per_million(
+            settings.price_per_gpu_hour, carried, kept.values["generated_tokens"] / kept.values["n_ok"]
+        )
     setup_after, tried = setup, dict[str, str]()
     if settings.recommend:
         setup_after, tried = improve(
@@ -184,6 +186,12 @@ def make_plan(results: Results, workload: Workload, settings: PlanSettings) -> P
         beyond / steps if steps else None,
         tuple(notes),
     )
+
+
+def cost_per_million(price_per_gpu_hour: float, requests_s: float, tokens: float) -> float:
+    """What a million generated tokens cost on a GPU that carries so many requests of ``tokens`` generated tokens each.
+    In the long run as many leave as arrive: how long a run's last requests take has no part in it."""
+    return price_per_gpu_hour / 3600 / (requests_s * tokens) * 1e6
 
 
 def _fleet(

@@ -11,6 +11,7 @@ import yaml
 
 from engine import ContinuousBatchingConfig
 from harness.capacity.app import main
+from harness.capacity.plan import cost_per_million
 from harness.simulate import StepTimeModel
 from harness.store import read_result
 
@@ -23,6 +24,11 @@ def planned(measured_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
     arguments = ["slo.ttft_p95_ms=150", "slo.itl_p99_ms=60", "target_rate=100", "price_per_gpu_hour=3", f"out={out}"]
     assert main([str(measured_dir), *arguments, *QUICK]) == 0
     return out
+
+
+def test_cost_of_a_million_tokens() -> None:
+    """By hand: 3.6 an hour is 0.001 a second, in which 5 requests of 200 tokens are 1,000 tokens."""
+    assert cost_per_million(3.6, 5.0, 200.0) == pytest.approx(1.0)
 
 
 def test_the_plan_as_tables(planned: Path) -> None:

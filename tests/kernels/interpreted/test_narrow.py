@@ -2,42 +2,21 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from engine.kernels.narrow import MAX_ROWS, MIN_ROWS, NarrowTile, narrow_linear, narrow_tiles
-from engine.kernels.skinny import skinny_linear_torch
-
-TOLERANCE = {torch.float16: 2e-3, torch.bfloat16: 1e-2}  # the interpreter truncates to bf16
-
-
-def check(
-    rows: int, columns: int, depth: int, dtype: torch.dtype, biased: bool, tile: NarrowTile | None, seed: int = 0
-) -> None:
-    generator = torch.Generator().manual_seed(seed)
-    padded = torch.full((rows + 2, depth + 8), float("nan"), dtype=dtype)
-    padded[1:-1, :depth] = torch.randn(rows, depth, generator=generator).to(dtype)
-    inputs = padded[1:-1, :depth]
-    weight = torch.randn(columns, depth, generator=generator).to(dtype)
-    bias = torch.randn(columns, generator=generator).to(dtype) if biased else None
-    buffer = torch.full((rows + 2, columns + 1), float("nan"), dtype=dtype)
-    out = buffer[1:-1, :columns]
-    narrow_linear(inputs, weight, bias, tile, out=out)
-    want = skinny_linear_torch(inputs, weight, bias)
-    assert torch.isfinite(out).all()
-    error = (out.float() - want.float()).abs().max() / want.float().abs().max().clamp(min=1e-9)
-    assert error <= TOLERANCE[dtype]
-    assert buffer[[0, -1]].isnan().all()
-    assert buffer[:, columns:].isnan().all()
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("rows", [9, 16, 17, 40, 64])
-def test_its_own_tiles(rows: int, dtype: torch.dtype) -> None:
+def test_its_own_tiles(rows: int, dtype: torch.dtype, check_linear: Any) -> None:
     for tile in narrow_tiles(rows):
-        check(rows, 80, 384, dtype, rows > 16, tile)
+        check_linear(narrow_linear, rows, 80, 384, dtype, rows > 16, tile)
 
 
 @given(
@@ -49,8 +28,8 @@ def test_its_own_tiles(rows: int, dtype: torch.dtype) -> None:
     seed=st.integers(0, 1000),
 )
 @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
-def test_any_shape(rows, columns, steps, biased, tile, seed) -> None:
-    check(rows, columns, steps * tile.depth, torch.bfloat16, biased, tile, seed)
+def test_any_shape(rows, columns, steps, biased, tile, seed, check_linear: Any) -> None:
+    check_linear(narrow_linear, rows, columns, steps * tile.depth, torch.bfloat16, biased, tile, seed)
 
 
 def test_no_rows_and_what_it_refuses() -> None:

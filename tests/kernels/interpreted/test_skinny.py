@@ -2,34 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from engine.kernels.skinny import MAX_ROWS, SkinnyTile, skinny_linear, skinny_linear_torch, skinny_tiles
-
-TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}  # the interpreter truncates to bf16
-
-
-def check(
-    rows: int, columns: int, depth: int, dtype: torch.dtype, biased: bool, tile: SkinnyTile | None, seed: int = 0
-) -> None:
-    generator = torch.Generator().manual_seed(seed)
-    padded = torch.full((rows + 2, depth + 3), float("nan"), dtype=dtype)
-    padded[1:-1, :depth] = torch.randn(rows, depth, generator=generator).to(dtype)
-    inputs = padded[1:-1, :depth]
-    weight = torch.randn(columns, depth, generator=generator).to(dtype)
-    bias = torch.randn(columns, generator=generator).to(dtype) if biased else None
-    buffer = torch.full((rows + 2, columns + 1), float("nan"), dtype=dtype)
-    out = buffer[1:-1, :columns]
-    skinny_linear(inputs, weight, bias, tile, out=out)
-    want = skinny_linear_torch(inputs, weight, bias)
-    assert torch.isfinite(out).all()
-    error = (out.float() - want.float()).abs().max() / want.float().abs().max().clamp(min=1e-9)
-    assert error <= TOLERANCE[dtype]
-    assert buffer[[0, -1]].isnan().all()
-    assert buffer[:, columns:].isnan().all()
+from engine.kernels.skinny import MAX_ROWS, SkinnyTile, skinny_linear, skinny_tiles
 
 
 @pytest.mark.parametrize(
@@ -37,14 +17,14 @@ def check(
     [(torch.float32, False), (torch.float16, True), (torch.bfloat16, False), (torch.bfloat16, True)],
 )
 @pytest.mark.parametrize("rows", range(1, MAX_ROWS + 1))
-def test_every_number_of_rows(rows: int, biased: bool, dtype: torch.dtype) -> None:
-    check(rows, 9, 600, dtype, biased, None)
+def test_every_number_of_rows(rows: int, biased: bool, dtype: torch.dtype, check_linear: Any) -> None:
+    check_linear(skinny_linear, rows, 9, 600, dtype, biased, None)
 
 
 @pytest.mark.parametrize("rows", [1, 3, 8])
-def test_every_tile(rows: int) -> None:
+def test_every_tile(rows: int, check_linear: Any) -> None:
     for tile in skinny_tiles(rows):
-        check(rows, 5, 1100, torch.bfloat16, False, tile)
+        check_linear(skinny_linear, rows, 5, 1100, torch.bfloat16, False, tile)
 
 
 @given(
@@ -57,8 +37,8 @@ def test_every_tile(rows: int) -> None:
     seed=st.integers(0, 1000),
 )
 @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
-def test_any_shape(rows, columns, depth, dtype, biased, tile, seed) -> None:
-    check(rows, columns, depth, dtype, biased, tile, seed)
+def test_any_shape(rows, columns, depth, dtype, biased, tile, seed, check_linear: Any) -> None:
+    check_linear(skinny_linear, rows, columns, depth, dtype, biased, tile, seed)
 
 
 def test_sums_stay_in_registers_and_loads_are_wide() -> None:

@@ -1,4 +1,4 @@
-"""flash-attn 3 in the engine, with a module in its place that records its calls and computes them with SDPA."""
+"""flash-attn 2 and 3 in the engine, with modules in their place that record their calls and compute them by hand."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import torch
 import engine.attention.flash3 as flash3
 from engine.attention import AttentionMetadata, choose_backend
 from engine.attention.eager import EagerAttention
+from engine.attention.flash import FlashAttention2
 from engine.attention.flash3 import FlashAttention3, why_not_flash3
 from engine.attention.metadata import GroupTables
 from engine.bench.paged import random_rows
@@ -125,6 +126,39 @@ def test_equals_eager(
     assert packed == [False] * (decodes > 0) + [True] * (decodes < len(rows))
     assert {call["window_size"] for call in calls} == {(-1, -1) if window is None else (23, 0)}
     assert {call["softcap"] for call in calls} == {softcap or 0.0}
+
+
+@pytest.mark.parametrize("rows", [DECODE, PREFILL, DECODE + PREFILL])
+@pytest.mark.parametrize(("window", "softcap"), [(None, None), (24, 10.0)])
+def test_version_2_equals_eager(
+    window: int | None, softcap: float | None, rows: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its own names of arguments, and sums of key lengths for packed rows."""
+    seen: list[str] = []
+
+    def kvcache(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, block_table: torch.Tensor, **named: Any) -> Any:
+        seen.append("kvcache")
+        return attend_paged(q, k, v, page_table=block_table, **named)
+
+    def varlen(
+        q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, block_table: torch.Tensor, cu_seqlens_k: torch.Tensor,
+        max_seqlen_k: int, **named: Any,
+    ) -> Any:  # fmt: skip
+        seen.append("varlen")
+        lengths = cu_seqlens_k.diff().int()
+        assert max_seqlen_k >= int(lengths.max())
+        return attend_paged(q, k, v, page_table=block_table, cache_seqlens=lengths, **named)
+
+    module = ModuleType("flash_attn")
+    vars(module).update(flash_attn_with_kvcache=kvcache, flash_attn_varlen_func=varlen)
+    monkeypatch.setitem(sys.modules, "flash_attn", module)
+    paged, metadata = step(rows, 16, window, torch.Generator().manual_seed(0))
+    caches = (paged.query, paged.key_cache, paged.value_cache)
+    want = EagerAttention().attend(*caches, metadata, 0, 0.125, softcap)
+    torch.testing.assert_close(
+        FlashAttention2().attend(*caches, metadata, 0, 0.125, softcap), want, rtol=1e-5, atol=1e-5
+    )
+    assert seen == ["kvcache"] * (rows[0] == DECODE[0]) + ["varlen"] * (rows[-1] == PREFILL[-1])
 
 
 def test_the_varlen_view_of_a_step() -> None:
