@@ -93,11 +93,12 @@ def reference() -> Reference:
 @pytest.fixture(scope="session")
 def filtered_exactly() -> Callable[..., Any]:
     """What top-k, top-p and min-p keep of a row, in fp64 and by definition: larger logits first, lower ids first among
-    equals. Returns two masks, the second true where a bound is met to 1e-4 of it, so that rounding may decide."""
+    equals. Returns two masks on the row's device, the second true where a bound is met to 1e-4 of it, so that rounding
+    may decide."""
     import torch
 
     def run(logits: Any, temperature: float, top_k: int, top_p: float, min_p: float) -> tuple[Any, Any]:
-        x = logits.double().cpu()
+        x = logits.double()
         order = (-x).argsort(stable=True)
         kept = x >= x[order[min(top_k, len(x)) - 1]]
         weights = ((x - x.max()) / temperature).exp()
