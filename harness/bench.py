@@ -89,9 +89,11 @@ def storing(requests: int, tokens: int) -> list[Figure]:
     scheduled = tuple(ScheduledRequest(f"request-{k}", 0.0, (0,), tokens) for k in range(requests))
     recorder = Recorder(Workload("storing", scheduled))
     before = _peak_mib()
+    late = np.random.default_rng(0)
     for i in range(tokens):
-        for k, r in enumerate(scheduled):
-            recorder.on_tokens(r.request_id, (i,), 1_000_000 * (i + 1) + k)
+        # Times as they come, to the ns: were all gaps alike, text and compression would have it easy.
+        for r, own_ns in zip(scheduled, late.integers(0, 900_000, requests).tolist(), strict=True):
+            recorder.on_tokens(r.request_id, (i,), 1_000_000 * (i + 1) + own_ns)
     for r in scheduled:
         recorder.sent(r.request_id, 0, 0)
         recorder.on_end(r.request_id, Outcome.OK_LENGTH, 1_000_000 * (tokens + 1))

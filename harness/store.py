@@ -10,8 +10,10 @@ import json
 import os
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.csv
@@ -39,11 +41,13 @@ def write_result(directory: Path, tables: Mapping[str, pd.DataFrame]) -> None:
     staging = directory / f".partial-{os.getpid()}"
     staging.mkdir(parents=True)
     try:
-        for name, frame in tables.items():
-            _write_table(staging, name, frame)
+        # Formatting numbers as text and compressing them take about as long as each other, and neither needs Python.
+        with ThreadPoolExecutor(2) as pool:
+            for written in [
+                pool.submit(write, staging, name, frame) for name, frame in tables.items() for write in _WRITERS
+            ]:
+                written.result()
         files = sorted(os.listdir(staging))
-        for name in files:
-            _flush_to_disk(staging / name)
         (directory / MARKER).unlink(missing_ok=True)
         for name in sorted(files, key=lambda name: name == MARKER):
             os.replace(staging / name, directory / name)
@@ -112,18 +116,39 @@ def _with_schema(name: str, frame: pd.DataFrame, path: Path) -> pd.DataFrame:
     return frame.astype(wanted)
 
 
-def _write_table(directory: Path, name: str, frame: pd.DataFrame) -> None:
-    """``name.parquet`` (zstd) and ``name.csv``; csv has no lists, so token ids are JSON texts there."""
-    table = pa.Table.from_pandas(frame, preserve_index=False)
-    csv = table
+def _write_parquet(directory: Path, name: str, frame: pd.DataFrame) -> None:
+    """``name.parquet``, zstd. No dictionary of measured numbers: hardly two of them are the same."""
+    table = _as_arrow(name, frame)
+    repeating = [field.name for field in table.schema if not pa.types.is_floating(field.type)]
+    path = directory / f"{name}.parquet"
+    pa.parquet.write_table(table, path, compression="zstd", use_dictionary=repeating)
+    _flush_to_disk(path)
+
+
+def _write_csv(directory: Path, name: str, frame: pd.DataFrame) -> None:
+    """``name.csv``; csv has no lists, so token ids are JSON texts there."""
+    table = _as_arrow(name, frame)
     if name == "tokens":
+        texts = [json.dumps(ids.tolist()) for ids in frame["token_ids"]]
         at = table.schema.get_field_index("token_ids")
-        rows = [[int(i) for i in ids] for ids in frame["token_ids"]]
-        # Stated, because a column without rows (or with empty lists only) has no type of its own.
-        table = table.set_column(at, "token_ids", pa.array(rows, type=pa.list_(pa.int64())))
-        csv = table.set_column(at, "token_ids", pa.array([json.dumps(ids) for ids in rows], type=pa.string()))
-    pa.parquet.write_table(table, directory / f"{name}.parquet", compression="zstd")
-    pa.csv.write_csv(csv, directory / f"{name}.csv")
+        table = table.set_column(at, "token_ids", pa.array(texts, type=pa.string()))
+    path = directory / f"{name}.csv"
+    pa.csv.write_csv(table, path)
+    _flush_to_disk(path)
+
+
+_WRITERS = (_write_csv, _write_parquet)
+
+
+def _as_arrow(name: str, frame: pd.DataFrame) -> pa.Table:
+    if name != "tokens":
+        return pa.Table.from_pandas(frame, preserve_index=False)
+    rows = [np.asarray(ids, dtype=np.int64) for ids in frame["token_ids"]]
+    offsets = np.cumsum([0, *map(len, rows)])
+    # Stated, because a column without rows (or with empty lists only) has no type of its own.
+    lists = pa.LargeListArray.from_arrays(offsets, np.concatenate([np.zeros(0, np.int64), *rows]))
+    table = pa.Table.from_pandas(frame.drop(columns="token_ids"), preserve_index=False)
+    return table.add_column(frame.columns.get_loc("token_ids"), "token_ids", lists.cast(pa.list_(pa.int64())))
 
 
 def _flush_to_disk(path: Path) -> None:

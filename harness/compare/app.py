@@ -27,6 +27,7 @@ from harness.report.results_table import comparison_details
 from harness.tables import column
 
 EXIT_CONFOUNDED, EXIT_REFUSED = 1, 2
+_HEADERS = ("metric", "A", "B", "ratio", "95 %", "pairs", "p (Holm)", "verdict", "why")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -110,11 +111,17 @@ def _print(differing: Sequence[Mismatch], pairing: Pairing, findings: Sequence[F
             title_justify="left",
             box=box.SIMPLE_HEAD if console.is_terminal else box.MARKDOWN,
         )
-        for header in ("metric", "A", "B", "ratio", "95 %", "pairs", "p (Holm)", "verdict", "why"):
+        reasons = {f.reason for f in rows}
+        said_once = (
+            next(iter(reasons)) if len(reasons) == 1 < len(rows) else None
+        )  # it is about the pairs, not the metric
+        for header in _HEADERS[: -1 if said_once else None]:
             table.add_column(header, justify="left" if header in ("metric", "verdict", "why") else "right")
         for f in rows:
-            table.add_row(*map(plain, _cells(f)))
+            table.add_row(*map(plain, _cells(f)[: len(table.columns)]))
         console.print(table)
+        if said_once:
+            console.print(plain(f"verdict {rows[0].verdict or 'none'} in every metric: {said_once}"), highlight=False)
         if tests := tests_in(rows):
             console.print(plain(Thresholds().in_words(tests)), highlight=False)
         console.print()
@@ -159,13 +166,15 @@ def _as_json(differing: Sequence[Mismatch], pairing: Pairing, findings: Sequence
 
 def _page(a: Path, b: Path, differing: Sequence[Mismatch], pairing: Pairing, findings: Sequence[Finding]) -> str:
     title = f"{b.resolve().name} against {a.resolve().name}"
-    rows = [[m.kind, m.name, m.a, m.b, "yes" if m.matters else "no"] for m in differing]
+    rows = [[m.kind, m.name, m.a, m.b, "yes" if m.matters else "no", m.because or ""] for m in differing]
     return page(
         title,
         [
             f"<h1>{escape(title)}</h1>" + "".join(f"<p>{escape(line)}</p>" for line in remarks(differing, pairing)),
             section("Comparison", comparison_details(findings)),
-            section("What differs", text_table(["kind", "fact", "A", "B", "matters"], rows)) if rows else "",
+            section("What differs", text_table(["kind", "fact", "A", "B", "matters", "because of"], rows))
+            if rows
+            else "",
         ],
     )
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from harness.compare.workloads import different_workloads
 from harness.report.read import Results, decoded
 
 _HARDWARE = ("gpu.name", "gpu.memory_bytes", "gpu.count", "gpu.power_limit_w", "cpu.model", "cpu.threads_usable")
@@ -34,6 +35,7 @@ class Mismatch:
         a, b: its values in each set, as text; "unknown" if it was not recorded.
         matters: whether numbers may differ because of it. A fact that one set does not know does not refuse: it is
             neither shown to be the same nor to differ.
+        because: what makes the two differ, where the fact itself does not say (a hash).
     """
 
     kind: str
@@ -41,16 +43,19 @@ class Mismatch:
     a: str
     b: str
     matters: bool
+    because: str | None = None
 
     def in_words(self) -> str:
-        return f"{self.kind}: {self.name} is {self.a} in A and {self.b} in B"
+        because = f" ({self.because})" if self.because else ""
+        return f"{self.kind}: {self.name} is {self.a} in A and {self.b} in B{because}"
 
 
 def mismatches(a: Results, b: Results) -> list[Mismatch]:
     """Everything the measured runs of the two sets differ in, what matters first."""
     found = []
     for name, kind in _RUNS.items():
-        found += _differing(kind, name, _column(a, name), _column(b, name), matters=True)
+        differing = _differing(kind, name, _column(a, name), _column(b, name), matters=True)
+        found += [replace(m, because=different_workloads(a, b)) for m in differing] if kind == "workload" else differing
     for kind, names in (("hardware", _HARDWARE), ("model", _MODEL), ("versions", _VERSIONS), ("source", _NOTED)):
         for name in names:
             found += _differing(kind, name, _facts(a, name), _facts(b, name), matters=kind != "source")

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from harness.analysis.attribution import Cause
+from harness.analysis.attribution import WORST_SHARE, Cause, _worst
 from harness.metrics import compute_tables
 from harness.record import Outcome, RequestRecord, RunRecord, TokenChunk
 
@@ -198,3 +202,10 @@ def test_one_in_a_hundred_is_looked_at_worst_first() -> None:
     assert len(gaps) == 7  # of 604
     assert gaps["value_ms"].tolist()[:4] == pytest.approx([40, 40, 30, 30])
     assert (tails["kind"] == "ttft").sum() == 1
+
+
+@given(st.lists(st.integers(0, 5), max_size=400))
+def test_the_worst_are_those_of_a_whole_sort_also_where_values_are_equal(values):
+    array = np.array(values, dtype=np.float64)
+    n = math.ceil(WORST_SHARE * len(values))
+    assert _worst(array).tolist() == np.argsort(-array, kind="stable")[:n].tolist()

@@ -96,6 +96,51 @@ def test_what_could_explain_any_result_is_refused_by_name_and_can_be_forced(chan
     assert "better" in said
 
 
+def test_unequal_requests_are_named_setting_by_setting(tmp_path, capsys):
+    def built(requests, **arrival):
+        workload = {"name": "staged", "requests": requests, "prompt_tokens": {"kind": "fixed", "value": 64}}
+        return {"workload.spec": {"workload": workload, "arrival": arrival, "special_ids": list(range(99))}}
+
+    a = result(tmp_path / "a", 10.0, workload_hash="h1", facts=built(24, kind="poisson", rate=4.0))
+    b = result(tmp_path / "b", 8.0, workload_hash="h2", facts=built(32, kind="burst"))
+    assert main([str(a), str(b)]) == 2
+    assert (
+        'workload_hash is h1 in A and h2 in B (arrival.kind: "poisson" in A, "burst" in B; '
+        "arrival.rate: 4.0 in A, absent in B; workload.requests: 24 in A, 32 in B)"
+    ) in capsys.readouterr().err
+    assert main([str(a), str(b), "--force"]) == 0
+    assert "workload.requests: 24 in A, 32 in B" in (b / "comparisons" / "a" / "comparison.html").read_text()
+    capsys.readouterr()
+    c = result(tmp_path / "c", 8.0, workload_hash="h3", facts=built(24, kind="poisson", rate=4.0))
+    assert main([str(a), str(c)]) == 2
+    assert "(built by the same settings" in capsys.readouterr().err
+
+
+def test_workloads_of_whole_sweeps_are_named(tmp_path, capsys):
+    def sweep(folder, names):
+        parts = []
+        for name in names:
+            facts = {"workload.spec": {"workload": {"name": name}}}
+            result(tmp_path / folder / name, 10.0, workload_hash=name, workload=name, facts=facts)
+            parts.append(tmp_path / folder / name)
+        write_result(tmp_path / folder, combine(parts))
+        return tmp_path / folder
+
+    a, b = sweep("a", ("x", "shared")), sweep("b", ("shared", "y", "z"))
+    assert main([str(a), str(b)]) == 2
+    assert "(only in A: x; only in B: y, z)" in capsys.readouterr().err
+
+
+def test_a_reason_that_all_metrics_share_is_said_once(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(f"{__name__}.WOBBLE", (0,))
+    a, b = result(tmp_path / "a", 10.0), result(tmp_path / "b", 8.0)
+    assert main([str(a), str(b)]) == 0
+    said = capsys.readouterr().out
+    assert said.count("1 pair; a verdict needs at least 5") == 1
+    assert "verdict none in every metric: 1 pair" in said
+    assert "itl_p50_ms" in said
+
+
 def test_another_revision_and_unknown_facts_are_noted_only(a, tmp_path, capsys):
     b = result(tmp_path / "b", 8.0, facts={"git.sha": "s2", "gpu.name": None})
     assert main([str(a), str(b)]) == 0
