@@ -69,11 +69,22 @@ def _root_cause(error: BaseException) -> BaseException:
     return error
 
 
+_PLUGINS = {
+    "hydra/launcher/joblib": "hydra-joblib-launcher",
+    "hydra/launcher/submitit_local": "hydra-submitit-launcher",
+    "hydra/launcher/submitit_slurm": "hydra-submitit-launcher",
+    "hydra/launcher/ray": "hydra-ray-launcher",
+}
+"""Hydra's own plugins that the documentation names, by the choice that needs them: packages on PyPI."""
+
+
 def _missing_option(error: MissingConfigException, options: dict[str, list[str]]) -> str:
     missing = error.missing_cfg_file or ""
     group, _, name = missing.rpartition("/")
-    known = options.get(group)
-    if known is None:
+    if missing in _PLUGINS:
+        return f"{group}={name} needs a package that is not installed: pip install {_PLUGINS[missing]}"
+    known = options.get(group) or list(error.options or ())
+    if not known:
         return unknown("config group", group or missing, list(options))
     return unknown(group, name, known)
 

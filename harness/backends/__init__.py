@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -62,6 +63,10 @@ BACKENDS: Mapping[str, Callable[[], Any]] = {
 tokenizer)``. An engine that does so in a process of its own on this machine says ``on_device``."""
 
 
+_PACKAGES = {"vllm": "vllm"}
+"""By engine, the package on PyPI that it needs beyond what this project itself needs."""
+
+
 def needs_weights(name: str) -> bool:
     """Whether the engine runs the model in the measuring process; if not, the model's outline is enough."""
     return bool(_class(name).needs_weights)
@@ -103,12 +108,15 @@ def create(
 
 
 def check(name: str, engine_config: Mapping[str, Any] | None, generation: GenerationSettings) -> None:
-    """Refuse settings that no model could make right; as :func:`create`, without a model.
+    """Refuse what no model could make right; as :func:`create`, without a model.
 
     Raises:
-        ValueError: as :func:`create`.
+        ValueError: as :func:`create`; or the engine's package is not installed here.
     """
     _class(name).configure(_given(engine_config), generation)
+    package = _PACKAGES.get(name)
+    if package is not None and importlib.util.find_spec(package) is None:
+        raise ValueError(f"it needs a package that is not installed: pip install {package}")
 
 
 def _class(name: str) -> Any:

@@ -6,6 +6,7 @@ import importlib.metadata
 import os
 import re
 import signal
+from importlib.metadata import distributions
 
 import pytest
 
@@ -51,6 +52,14 @@ def in_empty_folder(tmp_path, monkeypatch):
         ("model=qwen3-4b model.load_format=dumy", "model.load_format='dumy' is not known"),
         ("-m measure.repeats=1,0", "measure.repeats must be at least 1, got 0"),
         ("-m engine.num_blocks=1,many", "bad value for engine.num_blocks"),
+        ("-m hydra/launcher=bassic", "unknown hydra/launcher 'bassic'. Did you mean 'basic'?"),
+        pytest.param(
+            "-m hydra/launcher=ray",
+            "hydra/launcher=ray needs a package that is not installed: pip install hydra-ray-launcher",
+            marks=pytest.mark.skipif(
+                find_spec("hydra_plugins.hydra_ray_launcher") is not None, reason="it is installed"
+            ),
+        ),
     ],
 )
 def test_wrong_names_and_values_are_one_line_and_write_nothing(command, expected, capsys, in_empty_folder):

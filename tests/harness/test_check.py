@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+
 import pytest
 
 from harness import check
@@ -26,6 +28,14 @@ def job(name, **settings):
 def test_a_wrong_setting(wrong, expected):
     (found,) = errors([job("static", wave=None), job("ours", page_size=16), wrong])
     assert expected in found
+
+
+def test_a_package_that_is_not_there_is_named_before_anything_runs(monkeypatch):
+    asked = job("vllm", model="m")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert errors([asked]) == ["engine vllm: it needs a package that is not installed: pip install vllm"]
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
+    assert errors([asked]) == []
 
 
 def test_a_command_is_refused_only_if_every_job_would_fail(monkeypatch):

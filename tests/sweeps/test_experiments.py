@@ -15,7 +15,7 @@ from harness.plan import Plan, make_plan
 FOLDER = Path(__file__).parents[2] / "sweeps" / "experiment"
 NAMES = sorted(path.stem for path in FOLDER.glob("*.yaml"))
 STAGES = {
-    "1 of 4": {"auto_baseline", "static_vs_continuous", "peers", "quickstart"},
+    "1 of 4": {"auto_baseline", "static_vs_continuous", "peers", "quickstart", "backends"},
     "2 of 4": {"max_batch_tokens", "max_requests_per_batch"},
     "3 of 4": {"num_blocks", "max_memory_percent", "safety_margin", "page_size", "scheduler"},
     "after 3 of 4": {"saturation", "server_load"},
@@ -32,7 +32,9 @@ OF_FEATURE = {
     "prefix_sharing": {"allow_block_sharing"},
     "cpu_offload": {"cpu_offload_space"},
 }
-DEFAULTS = {"auto_baseline", "static_vs_continuous", "peers", "quickstart", "saturation", "server_load"}
+DEFAULTS = {
+    "auto_baseline", "static_vs_continuous", "peers", "quickstart", "backends", "saturation", "server_load",
+}  # fmt: skip
 """Those that compare whole engines, or measure one as it chooses by itself."""
 
 
