@@ -212,16 +212,25 @@ def _try_failed_row(job: Job, repeat: int, directory: Path, failure: RunFailed) 
             _log(directory, failure.detail)
     for partial in directory.glob(".partial-*"):  # of a child that was ended while writing
         shutil.rmtree(partial, ignore_errors=True)
-    record = journal.recover(directory)
-    if record is None:  # it had not begun to measure
-        record = RunRecord(
-            identity=job.identity(repeat), environment=provenance.collect(_command_line(job.overrides), device=None)
-        )
-    record.status = "timeout" if failure.status == "timeout" else "failed"
+    bare = RunRecord(
+        identity=job.identity(repeat), environment=provenance.collect(_command_line(job.overrides), device=None)
+    )
+    record = journal.recover(directory) or bare  # bare: it had not begun to measure
     record.error = failure.cause + _kept(record)
-    record.slo = read_slo(job.config["slo"])
-    store.write_result(directory, compute_tables(record))
+    try:
+        tables = _failed_tables(job, record, failure)
+    except Exception as error:  # what was measured broke the run, and its tables too
+        bare.error = f"{record.error}; its measurements cannot be computed, see {journal.FILE}: {one_line(error)}"
+        store.write_result(directory, _failed_tables(job, bare, failure))
+        return
+    store.write_result(directory, tables)
     journal.discard(directory)
+
+
+def _failed_tables(job: Job, record: RunRecord, failure: RunFailed) -> dict[str, Any]:
+    record.status = "timeout" if failure.status == "timeout" else "failed"
+    record.slo = read_slo(job.config["slo"])
+    return compute_tables(record)
 
 
 def _kept(record: RunRecord) -> str:

@@ -126,6 +126,30 @@ def test_a_run_that_was_killed_keeps_what_it_had_measured(job, fakes, monkeypatc
     assert not list(job.directory.glob(".journal"))
 
 
+def test_what_cannot_be_computed_leaves_the_row_and_the_journal(job, fakes, monkeypatch):
+    def measure_nonsense_and_die(spec, *args):
+        recorder = Recorder(fakes.workload([0.0]))
+        journal = Journal(
+            spec.parent, Known({"run_id": "r", "engine": "ours"}, 1.0, 2.0, [], {}, None), recorder.records()
+        )
+        recorder.started(10**9)
+        recorder.on_tokens("r0", [7], 2 * 10**9)
+        recorder.on_tokens("r0", [8], 10**9)  # before the one that came ahead of it
+        journal.add(recorder.take_changes(), recorder.t_start_ns, [])
+        journal.close()
+        fail()
+
+    monkeypatch.setattr(jobs, "run_isolated", measure_nonsense_and_die)
+    assert jobs.run_job(job) == "failed"
+    run = store.read_result(job.directory)["runs"].iloc[0]
+    assert run.run_id == job.identity(0)["run_id"]
+    assert run.error.startswith(
+        "page_size 3 is too small; 0 of 1 requests had ended; its measurements cannot be computed"
+    )
+    assert "stamped 1000000000 ns before" in run.error
+    assert (job.directory / ".journal").exists()
+
+
 def test_a_journal_of_an_earlier_attempt_is_not_taken_for_this_ones(job, tmp_path, monkeypatch):
     job.directory.mkdir()
     (job.directory / ".journal").write_bytes(b"old")

@@ -7,7 +7,6 @@ probabilities, a running usage count, or text. A chunk with only a role, or with
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -19,7 +18,7 @@ from harness.record import Outcome
 _ENDED_BY_A_STOP = ("stop", "eos", "eos_token", "stop_sequence", "tool_calls", "function_call")
 _ENDED_BY_THE_CAP = ("length", "max_tokens")
 _CANCELLED = ("abort", "cancelled", "canceled")
-_LARGEST_ID = 2**31 - 1
+_LARGEST_ID = _LARGEST_COUNT = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +179,7 @@ def error_message(body: Any) -> str:
 
 
 def _count(value: Any, otherwise: int | None) -> int | None:
-    """``value`` if it is a number of tokens; servers have been seen to send null, NaN and floats."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value < 0:
+    """``value`` if it is a number of tokens; servers have been seen to send null, NaN, floats and nonsense."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= _LARGEST_COUNT:
         return otherwise
     return int(value)

@@ -71,7 +71,7 @@ def test_a_total_is_not_taken_for_a_running_count(text, usage):
     assert not reader.states_usage_throughout
 
 
-@pytest.mark.parametrize("bad", ["NaN", "null", "-1", '"3"', "true", "Infinity"])
+@pytest.mark.parametrize("bad", ["NaN", "null", "-1", '"3"', "true", "Infinity", "1" + 30 * "0", "1e30"])
 def test_a_count_that_is_none_is_unknown(bad):
     reader, found = read(
         [f'{{"choices": [{{"text": "a", "finish_reason": "length"}}], "usage": {{"completion_tokens": {bad}}}}}']
