@@ -1,8 +1,9 @@
 """Linear layers of a decode step, torch's and tuned: ``python -m engine.bench.gemm`` on a CUDA device.
 
 Every product of three models at the rows of a step, timed as the engine times them when it starts (weights cold, in a
-CUDA graph, both in turn), beside the copy bandwidth and the matmul rate measured in the same process. The last lines
-add up a step's products. Nothing is read from or written to the cache of choices.
+CUDA graph, each after a small kernel whose time is subtracted, both in turn), beside the copy bandwidth and the matmul
+rate measured in the same process. The last lines add up a step's products. Nothing is read from or written to the cache
+of choices.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from engine.bench.ceilings import Ceilings
 from engine.kernels.autotune import Choice
 from engine.kernels.cublaslt import Algorithm, CublasLt
 from engine.kernels.gemm import ANCHORS, TIMED_BYTES, tuned_linear, why_not_tuned
-from engine.kernels.gemm_candidates import Problem
+from engine.kernels.gemm_candidates import Problem, kind_of
 
 DTYPE = torch.bfloat16
 
@@ -61,8 +62,8 @@ def _flops(problem: Problem) -> float:
     return 2.0 * problem.rows * problem.columns * problem.depth
 
 
-def tune(columns: int, depth: int, rows: Sequence[int]) -> dict[int, Choice]:
-    """Choices for weights [columns, depth], as many of them as the L2 cache cannot hold."""
+def tune(columns: int, depth: int, rows: Sequence[int]) -> dict[int, tuple[Choice, dict[str, float]]]:
+    """Choices for weights [columns, depth], as many of them as the L2 cache cannot hold, and every candidate's time."""
     count = max(2, min(64, -(-TIMED_BYTES // (columns * depth * DTYPE.itemsize))))
     generator = torch.Generator("cuda").manual_seed(depth)
     weights = [
@@ -74,26 +75,35 @@ def tune(columns: int, depth: int, rows: Sequence[int]) -> dict[int, Choice]:
     with tuned.learning():
         for number in rows:
             tuned(torch.zeros(number, depth, device="cuda", dtype=DTYPE), weights[0])
-    choices = tuned.choices()
-    return {n: choices[Problem(n, columns, depth, False)] for n in rows if Problem(n, columns, depth, False) in choices}
+    choices, times = tuned.choices(), tuned.times()
+    problems = {n: Problem(n, columns, depth, False) for n in rows}
+    return {n: (choices[p], times.get(p, {})) for n, p in problems.items() if p in choices}
 
 
-def describe(choice: Choice, library: CublasLt) -> str:
-    """A choice in a few words."""
-    kind, _, details = choice.candidate.partition(":")
+def describe(candidate: str, library: CublasLt) -> str:
+    """A candidate in a few words."""
+    kind, _, details = candidate.partition(":")
     if kind != "cublaslt":
-        return choice.candidate
+        return candidate
     return "cublaslt " + " ".join(
         f"{name} {value}" for name, value in library.describe(Algorithm(bytes.fromhex(details), 0)).items()
     )
 
 
-def bench(name: str, decoder: Decoder, rows: Sequence[int], ceilings: Ceilings) -> None:
-    """Print a model's table, and the sums of its steps."""
+def best_by_kind(times: dict[str, float]) -> dict[str, float]:
+    """The fastest candidate of each kind, the fastest kind first; of cuBLASLt's, those in parts are not told apart."""
+    best: dict[str, str] = {}
+    for candidate in sorted(times, key=lambda candidate: times[candidate]):
+        best.setdefault(kind_of(candidate), candidate)
+    return {candidate: times[candidate] for candidate in best.values()}
+
+
+def bench(name: str, decoder: Decoder, rows: Sequence[int], ceilings: Ceilings, verbose: bool) -> None:
+    """Print a model's table, and the sums of its steps; ``verbose`` with the best of each kind of candidate."""
     library = CublasLt()
     step = {n: [0.0, 0.0, 0.0] for n in rows}
     for product, (columns, depth, times) in decoder.products().items():
-        for n, choice in tune(columns, depth, rows).items():
+        for n, (choice, times_by_candidate) in tune(columns, depth, rows).items():
             problem = Problem(n, columns, depth, False)
             floor = ceilings.floor(_bytes(problem), _flops(problem))
             for index, seconds in enumerate((choice.baseline_seconds, choice.seconds, floor)):
@@ -103,9 +113,11 @@ def bench(name: str, decoder: Decoder, rows: Sequence[int], ceilings: Ceilings) 
                 f"torch {choice.baseline_seconds * 1e6:8.2f} us  tuned {choice.seconds * 1e6:8.2f} us  "
                 f"{_bytes(problem) / choice.seconds / 1e12:5.2f} TB/s "
                 f"{_flops(problem) / choice.seconds / 1e12:6.1f} TFLOP/s {100 * floor / choice.seconds:5.1f} %  "
-                f"{describe(choice, library)}",
+                f"{describe(choice.candidate, library)}",
                 flush=True,
             )
+            for candidate, seconds in best_by_kind(times_by_candidate).items() if verbose else ():
+                print(f"{'':40} {seconds * 1e6:8.2f} us  {describe(candidate, library)}", flush=True)
         torch.cuda.empty_cache()
     for n, (before, after, floor) in step.items():
         print(
@@ -120,6 +132,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m engine.bench.gemm", description=__doc__)
     parser.add_argument("--models", default=",".join(MODELS), help=f"by comma, of {', '.join(MODELS)}")
     parser.add_argument("--rows", type=integers, default=[1, 2, 4, 8, 16, 32, 64, 128, 256], help="rows, by comma")
+    parser.add_argument("--verbose", action="store_true", help="the best candidate of each kind, not only the chosen")
     options = parser.parse_args(arguments)
     names = options.models.split(",")
     unknown = [name for name in names if name not in MODELS]
@@ -137,7 +150,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     with torch.inference_mode():
         for name in names:
-            bench(name, MODELS[name], options.rows, ceilings)
+            bench(name, MODELS[name], options.rows, ceilings, options.verbose)
     return 0
 
 

@@ -31,7 +31,7 @@ from engine.sampling import SamplingParams
 
 PARTS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("attention", ("decode_kernel", "merge_kernel", "prefill_kernel", "flash", "fmha")),
-    ("GEMM", ("gemm", "nvjet", "cutlass", "xmma", "splitk", "gemv", "dot_kernel", "matmul", "skinny", "narrow")),
+    ("GEMM", ("gemm", "nvjet", "cutlass", "xmma", "splitk", "gemv", "dot_kernel", "matmul", "skinny")),
     ("norm/rope/act", ("_norm_kernel", "_rope_kernel", "_gated_kernel", "_write_kernel", "triton_red_", "triton_poi_")),
     ("sampling", ("argmax", "_chunk_kernel", "_pick_kernel", "reduce_kernel")),
 )

@@ -2,8 +2,9 @@
 
 Before serving (`TunedLinear.learning`) the numbers of rows in `ANCHORS` are tuned: torch and the candidates of
 `engine.kernels.gemm_candidates` are timed on the model's own weights, layer after layer, so that they come from memory
-as in a step. A number of rows between two of them that a step brings runs on what won at the larger one. Afterwards the
-choices do not change: a number of rows that was not rehearsed runs on torch.
+as in a step, each after a norm that writes its inputs: a kernel that is set up and fetches weights meanwhile is the
+faster for it. A number of rows between two anchors that a step brings runs on what won at the larger one. Afterwards
+the choices do not change: a number of rows that was not rehearsed runs on torch.
 
 All candidates sum in fp32 and round once; the order of the sums, and with it the last bit, depends on the choice.
 """
@@ -28,7 +29,7 @@ from engine.kernels.autotune import Choice, GraphTimer, choose
 from engine.kernels.autotune_cache import ChoiceCache, Key, cache_folder
 from engine.kernels.cublaslt import ALIGNMENT, CublasError, CublasLt
 from engine.kernels.gemm_candidates import TORCH, Call, LinearCandidates, Problem, kind_of
-from engine.kernels.language import triton, why_no_triton
+from engine.kernels.language import TritonError, triton, why_no_triton
 
 logger = logging.getLogger(__name__)
 
@@ -36,11 +37,11 @@ ANCHORS = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1
 """Rows that are tuned. More rows are left to torch."""
 MOST_USED = (256, 1, 128, 64, 32, 8, 16, 192, 96, 4, 48, 2, 512, 1024, 384, 768, 1280)
 """`ANCHORS` in the order in which they are tuned: when time is over, it is what matters less that is left out."""
-TIMED_BYTES = 600 << 20
-"""Bytes of weights that a timed graph reads: some 150 us at an H200's bandwidth, and past its L2 cache."""
+TIMED_BYTES = 300 << 20
+"""Bytes of weights that a timed graph reads: some 75 us at an H200's bandwidth, and five times its L2 cache."""
 TIME_LIMIT = 14.0
 """Seconds a start may spend on measuring; what is left then runs on torch, and is measured by the next start."""
-VERSION = 3
+VERSION = 4
 """Of the candidates and the way they are timed: part of a stored choice's key."""
 
 Weights = Sequence[tuple[torch.Tensor, torch.Tensor | None]]
@@ -49,7 +50,12 @@ Weights = Sequence[tuple[torch.Tensor, torch.Tensor | None]]
 class Timer(Protocol):
     """As `engine.kernels.autotune.GraphTimer`."""
 
-    def seconds_per_call(self, candidates: Sequence[Sequence[Callable[[], object]]], repeats: int) -> list[float]: ...
+    def seconds_per_call(
+        self,
+        candidates: Sequence[Sequence[Callable[[], object]]],
+        repeats: int,
+        before: Callable[[], object] | None = None,
+    ) -> list[float]: ...
 
     def close(self) -> None: ...
 
@@ -112,6 +118,7 @@ class TunedLinear:
         self._cache, self._environment = cache, environment
         self._calls: dict[Problem, Call] = {}
         self._choices: dict[Problem, Choice] = {}
+        self._times: dict[Problem, dict[str, float]] = {}
         self._learning = False
         self._generator: torch.Generator | None = None
         self._measured = self._stored = self._untimed = 0
@@ -182,6 +189,10 @@ class TunedLinear:
     def choices(self) -> dict[Problem, Choice]:
         """By problem, with the times it was chosen by; also of anchors that no step has used."""
         return dict(self._choices)
+
+    def times(self) -> dict[Problem, dict[str, float]]:
+        """By problem that this process measured: seconds of every candidate, from the last round it was in."""
+        return dict(self._times)
 
     # --- learning ---------------------------------------------------------------------------------------------------
 
@@ -255,10 +266,14 @@ class TunedLinear:
         calls |= self._sound(problem, self._candidates.names(problem, weights[0][1]), inputs)
         count = min(max(2, -(-TIMED_BYTES // weights[0][0].nbytes)), 64)
         used = [weights[index % len(weights)] for index in range(count)]
+        before = self._candidates.predecessor(inputs)
+        times = self._times[problem] = {}
 
         def measure(names: Sequence[str], repeats: int) -> list[float]:
             bound = [[_bind(calls[name], inputs, *pair) for pair in used] for name in names]
-            return self._timer.seconds_per_call(bound, repeats)
+            seconds = self._timer.seconds_per_call(bound, repeats, before)
+            times.update(zip(names, seconds, strict=True))
+            return seconds
 
         return choose(TORCH, [name for name in calls if name != TORCH], measure)
 
@@ -270,6 +285,7 @@ class TunedLinear:
         inputs = self._inputs(problem) if inputs is None else inputs
         wanted = linear(inputs, weight, bias).float()
         allowed = 4 * torch.finfo(self._dtype).eps * wanted.abs().max()
+        self._candidates.compile(contenders, inputs, weight, bias)
         calls, errors = {}, {}
         for name in contenders:
             call = self._candidates.call(problem, name)
@@ -280,7 +296,7 @@ class TunedLinear:
                 got = call(inputs, weight, bias)
             except torch.OutOfMemoryError:
                 raise
-            except RuntimeError as error:  # CublasError among them
+            except (RuntimeError, TritonError) as error:  # CublasError among them
                 logger.info("%s is left out for %s: %s", name, problem, error)
                 continue
             calls[name] = call

@@ -1,13 +1,16 @@
 """The ways to compute a linear layer that the autotuner chooses among, by name.
 
 A name says all that is needed to run the candidate again, in this process or, with the same libraries, in a later one:
-``torch``; ``cublaslt:`` and the algorithm's 64 bytes; ``skinny:`` or ``narrow:`` and the tile.
+``torch``; ``cublaslt:`` and the algorithm's 64 bytes; ``skinny:`` or ``splitk:`` and the tile.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import astuple
 from functools import partial
 from typing import NamedTuple
 
@@ -15,8 +18,19 @@ import torch
 from torch.nn.functional import linear
 
 from engine.kernels.cublaslt import WORKSPACE_LIMIT, Algorithm, CublasError, CublasLt, LtProduct
-from engine.kernels.narrow import NarrowTile, narrow_linear, narrow_tiles
+from engine.kernels.language import TritonError
+from engine.kernels.norm import rms_norm
+from engine.kernels.paged_decode import multiprocessors
 from engine.kernels.skinny import SkinnyTile, skinny_linear, skinny_tiles
+from engine.kernels.splitk import (
+    MAX_ROWS,
+    SplitScratch,
+    SplitTile,
+    parts_needed,
+    splitk_linear,
+    splitk_tiles,
+    tickets_needed,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -27,6 +41,10 @@ SPLIT_CANDIDATES, SPLITS = 3, (2, 3, 4, 6)
 """How many of them are also tried with their sum in parts, and in how many."""
 SPLIT_OUTPUTS = 2 * 132 * 64 * 128
 """Output elements that fill an H200 twice with small tiles; a product with more is not split."""
+MAX_TICKETS = 8192
+"""Output tiles that may be split."""
+COMPILERS = 8
+"""Threads that compile; most of it happens outside Python."""
 
 Call = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
 
@@ -41,7 +59,7 @@ class Problem(NamedTuple):
 
 
 def kind_of(candidate: str) -> str:
-    """``torch``, ``cublaslt``, ``skinny`` or ``narrow``."""
+    """``torch``, ``cublaslt``, ``skinny`` or ``splitk``."""
     return candidate.partition(":")[0]
 
 
@@ -59,6 +77,7 @@ class LinearCandidates:
     def __init__(self, device: torch.device, dtype: torch.dtype, library: CublasLt | None, triton: bool) -> None:
         self._device, self._dtype, self._library, self._triton = device, dtype, library, triton
         self._scratch: torch.Tensor | None = None
+        self._tickets: torch.Tensor | None = None
 
     def names(self, problem: Problem, bias: torch.Tensor | None) -> list[str]:
         """Candidates for a problem besides torch.
@@ -79,8 +98,9 @@ class LinearCandidates:
             names += dict.fromkeys(f"cublaslt:{algorithm.words.hex()}" for algorithm in found)
         if self._triton:
             names += [f"skinny:{t.columns},{t.depth},{t.warps}" for t in skinny_tiles(problem.rows)]
-            tiles = [t for t in narrow_tiles(problem.rows) if problem.depth % t.depth == 0]
-            names += [f"narrow:{t.columns},{t.depth},{t.warps},{t.stages}" for t in tiles]
+            processors = multiprocessors(self._device)
+            tiles = splitk_tiles(problem.rows, problem.columns, problem.depth, processors)
+            names += [f"splitk:{','.join(map(str, astuple(t)))}" for t in tiles if _fits(problem, t)]
         return names
 
     def call(self, problem: Problem, name: str) -> Call | None:
@@ -96,20 +116,63 @@ class LinearCandidates:
             sizes = [] if kind == "cublaslt" else [int(size) for size in details.split(",")]
             if kind == "skinny" and self._triton and skinny_tiles(problem.rows):
                 return partial(skinny_linear, tile=SkinnyTile(*sizes))
-            if kind == "narrow" and self._triton and narrow_tiles(problem.rows):
-                tile = NarrowTile(*sizes)
-                return None if problem.depth % tile.depth else partial(narrow_linear, tile=tile)
+            if kind == "splitk" and self._triton and problem.rows <= MAX_ROWS:
+                tile = SplitTile(*sizes)
+                return partial(splitk_linear, tile=tile, scratch=self._shared()) if _fits(problem, tile) else None
         except (TypeError, ValueError):  # not a name that `names` gives
             return None
         return None
 
+    def compile(
+        self, names: Sequence[str], inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
+    ) -> None:
+        """Compile candidates at the same time, which takes a third of doing it one by one. One that cannot be compiled
+        says so when it is called.
+
+        Args:
+            names: of candidates; those that need no compiling, or have been compiled, take no time.
+            inputs, weight, bias: as they will be given.
+        """
+        tiles: dict[tuple[int, ...], SplitTile] = {}
+        for name in names:
+            kind, _, details = name.partition(":")
+            if kind == "splitk":
+                tile = SplitTile(*map(int, details.split(",")))
+                tiles[astuple(tile)[:-2]] = tile  # splits and bytes ahead are arguments
+        if len(tiles) < 2:
+            return
+
+        def first(tile: SplitTile) -> None:
+            with torch.cuda.device(self._device), contextlib.suppress(TritonError, RuntimeError):
+                splitk_linear(inputs, weight, bias, tile, self._shared(), compile_only=True)
+
+        self._shared()
+        with ThreadPoolExecutor(COMPILERS) as pool:
+            list(pool.map(first, tiles.values()))
+
+    def predecessor(self, inputs: torch.Tensor) -> Callable[[], object] | None:
+        """A small kernel that writes ``inputs``, as comes before a product in a step; None where there is none."""
+        if not self._triton:
+            return None
+        source, weight = inputs.clone(), inputs.new_ones(inputs.shape[1])
+        rms_norm(source, weight, 1e-6, out=inputs)  # compiles it
+        return partial(rms_norm, source, weight, 1e-6, out=inputs)
+
     def _product(self, library: CublasLt, problem: Problem) -> LtProduct:
         return LtProduct(library, problem.rows, problem.columns, problem.depth, self._dtype, problem.biased)
 
-    def _cublaslt_call(self, columns: int, product: LtProduct, algorithm: Algorithm) -> Call:
+    def _workspace(self) -> torch.Tensor:
         if self._scratch is None:
             self._scratch = torch.empty(WORKSPACE_LIMIT, dtype=torch.uint8, device=self._device)
-        scratch, prepared, device = self._scratch, product.prepare(algorithm), self._device
+        return self._scratch
+
+    def _shared(self) -> SplitScratch:
+        if self._tickets is None:
+            self._tickets = torch.zeros(MAX_TICKETS, dtype=torch.int32, device=self._device)
+        return SplitScratch(self._workspace().view(torch.float32), self._tickets)
+
+    def _cublaslt_call(self, columns: int, product: LtProduct, algorithm: Algorithm) -> Call:
+        scratch, prepared, device = self._workspace(), product.prepare(algorithm), self._device
 
         def call(inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
             out = inputs.new_empty((inputs.shape[0], columns))
@@ -118,6 +181,13 @@ class LinearCandidates:
             return out
 
         return call
+
+
+def _fits(problem: Problem, tile: SplitTile) -> bool:
+    """Whether what the tile's programs share finds room."""
+    rows, columns, *_ = problem
+    parts, tickets = parts_needed(rows, columns, tile), tickets_needed(rows, columns, tile)
+    return tile.rows >= 16 and 4 * parts <= WORKSPACE_LIMIT and tickets <= MAX_TICKETS
 
 
 def _split(product: LtProduct, algorithms: Sequence[Algorithm]) -> list[Algorithm]:

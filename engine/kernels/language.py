@@ -37,15 +37,18 @@ class _NotInstalled:
 
 triton: Any
 tl: Any
+TritonError: type[Exception]
 _missing: str | None
 try:
     import triton  # type: ignore[no-redef]
     import triton.language as tl  # type: ignore[no-redef]
+    from triton.errors import TritonError  # type: ignore[no-redef]
+    from triton.tools.tensor_descriptor import TensorDescriptor
 
     _missing = None
 except ImportError as error:
     _missing = f"triton cannot be imported ({error})"
-    triton, tl = _NotInstalled(_missing), None
+    triton, tl, TritonError = _NotInstalled(_missing), None, RuntimeError
 
 INTERPRETED = _missing is None and bool(triton.knobs.runtime.interpret)
 """Whether the kernels run in Triton's interpreter on the host (TRITON_INTERPRET=1 when this module was imported)."""
@@ -91,6 +94,16 @@ def dot_operand(dtype: torch.dtype) -> Any:
     return {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}[dtype]
 
 
+def descriptor(tensor: torch.Tensor, block: list[int]) -> Any:
+    """A matrix as the tensor memory accelerator takes it: a kernel reads blocks of it, zeros where it has ended.
+
+    Args:
+        tensor: two-dimensional, the last dimension contiguous, its address and rows multiples of 16 bytes.
+        block: sizes of a block, powers of two.
+    """
+    return TensorDescriptor(tensor, list(tensor.shape), list(tensor.stride()), block)
+
+
 @functools.cache
 def after_predecessor(device: torch.device) -> Mapping[str, bool]:
     """Launch options of a kernel that calls `wait_for_predecessor`. Where the device can (compute capability 9) it is
@@ -119,4 +132,17 @@ def prefetch(pointers):
     whoever writes there. Not for the interpreter."""
     tl.inline_asm_elementwise(
         "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [pointers], dtype=tl.int32, is_pure=False, pack=1
+    )
+
+
+@triton.jit
+def prefetch_rows(pointers, elements):
+    """`prefetch` for as many ``elements`` of two bytes behind each pointer; a multiple of 16 bytes, as its address."""
+    tl.inline_asm_elementwise(
+        "cp.async.bulk.prefetch.L2.global [$1], $2; mov.u32 $0, 0;",
+        "=r,l,r",
+        [pointers, elements * 2],
+        dtype=tl.int32,
+        is_pure=False,
+        pack=1,
     )

@@ -11,6 +11,7 @@ import re
 import subprocess
 import sys
 import tempfile
+from dataclasses import astuple
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +20,11 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from engine import kernels
-from engine.kernels.narrow import narrow_linear
 from engine.kernels.skinny import skinny_linear, skinny_tiles
+from engine.kernels.splitk import SplitScratch, splitk_linear, splitk_tiles
 
 POINTERS = {
     torch.float32: "*fp32",
@@ -33,7 +35,7 @@ POINTERS = {
 }
 
 
-MEMORY = ("ld.global", "st.global", "cp.async", "atom.", "ret;")
+MEMORY = ("ld.global", "st.global", "cp.async.c", "cp.async.bulk.tensor", "atom.", "ret;")
 """What a program must not do before the kernels before it are done."""
 CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
 
@@ -59,7 +61,10 @@ def compile_instead(kernel: Any, *args: Any, grid: Any, warmup: bool, **kwargs: 
             signature[parameter.name] = "constexpr"
             constants[(index,)] = value
             continue
-        if isinstance(value, torch.Tensor):
+        if isinstance(value, TensorDescriptor):
+            element = POINTERS[value.base.dtype].removeprefix("*")
+            signature[parameter.name] = f"tensordesc<{element}{value.block_shape}>"
+        elif isinstance(value, torch.Tensor):
             signature[parameter.name] = POINTERS[value.dtype]
         else:
             signature[parameter.name] = "i32" if isinstance(value, int) else "fp32"
@@ -82,6 +87,8 @@ def compile_instead(kernel: Any, *args: Any, grid: Any, warmup: bool, **kwargs: 
         "wgmma": "wgmma" in ptx,
         "dependent": compiled.metadata.launch_pdl,
         "waits_first": 0 < ptx.find("griddepcontrol.wait") < min(at for at in map(ptx.find, MEMORY) if at > 0),
+        "bulk_prefetches": ptx.count("cp.async.bulk.prefetch"),
+        "bulk_copies": ptx.count("cp.async.bulk.tensor"),
         "wide_loads": ptx.count("ld.global.v4.b32"),
         "wide_streamed_loads": ptx.count("ld.global.L1::evict_first.L2::cache_hint.v4.b32"),
         "wide_async_copies": ptx.count("cp.async.cg"),
@@ -113,8 +120,12 @@ def rowwise(dtype: torch.dtype) -> None:
     skinny = torch.empty(64, 2560, dtype=dtype)
     for rows in (1, 2, 4, 8):
         skinny_linear(skinny[:rows], skinny, None, skinny_tiles(rows)[0])
-    for rows in (16, 32, 64):
-        narrow_linear(skinny[:rows], skinny)
+    wide = torch.empty(256, 2560, dtype=dtype)
+    scratch = SplitScratch(torch.empty(1 << 21), torch.zeros(64, dtype=torch.int32))
+    for rows in (16, 32, 64, 128, 256):
+        launches = {astuple(tile)[:-2]: tile for tile in splitk_tiles(rows, *wide.shape)}
+        for tile in launches.values():
+            splitk_linear(wide[:rows], wide, None, tile, scratch)
     kernels.write_kv(qkv[:, :1024].view(4, 8, 128), qkv[:, 1024:2048].view(4, 8, 128), *cache, slots)
 
 

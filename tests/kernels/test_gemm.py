@@ -33,7 +33,10 @@ class Times:
         self.rounds, self.closed, self.now = 0, 0, 0.0
         self.weights: list[int] = []
 
-    def seconds_per_call(self, candidates: Sequence[Sequence[Callable[[], object]]], repeats: int) -> list[float]:
+    def seconds_per_call(
+        self, candidates: Sequence[Sequence[Callable[[], object]]], repeats: int, before: Any = None
+    ) -> list[float]:
+        assert before is None  # no Triton here, no small kernel
         self.rounds += 1
         self.now += 1.0
         return [self._seconds(calls) for calls in candidates]
@@ -235,7 +238,7 @@ def test_without_memory_to_try_others_a_product_stays_torchs(
     host_lt: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     class Short(Times):
-        def seconds_per_call(self, candidates: Any, repeats: int) -> list[float]:
+        def seconds_per_call(self, candidates: Any, repeats: int, before: Any = None) -> list[float]:
             self.now += 1.0
             raise torch.OutOfMemoryError("CUDA out of memory")
 
@@ -300,23 +303,22 @@ def test_where_nothing_is_tuned() -> None:
 def test_a_name_that_is_none_is_no_candidate(host_lt: Any) -> None:
     problem = Problem(4, COLUMNS, DEPTH, False)
     candidates = LinearCandidates(torch.device("cpu"), BF16, CublasLt(host_lt()), True)
-    assert [n for n in candidates.names(problem._replace(rows=9), None) if n.startswith(("skinny", "narrow"))] == []
-    wide = problem._replace(rows=24, depth=256)
-    assert [n for n in candidates.names(wide, None) if n.startswith(("skinny", "narrow"))] == [
-        "narrow:64,128,4,4",
-        "narrow:32,128,4,5",
-    ]
-    assert candidates.call(wide, "narrow:64,128,4,4") is not None
-    for unsuitable in (wide._replace(rows=8), wide._replace(rows=65), wide._replace(depth=264)):
-        assert candidates.call(unsuitable, "narrow:64,128,4,4") is None
-    (*_, last) = candidates.names(problem, None)
-    assert last.startswith("skinny:")
+    own = [n for n in candidates.names(problem._replace(rows=9), None) if not n.startswith("cublaslt")]
+    assert {name.partition(":")[0] for name in own} == {"splitk"}
+    few = [n for n in candidates.names(problem._replace(rows=2), None) if not n.startswith("cublaslt")]
+    assert {name.partition(":")[0] for name in few} == {"skinny"}
+    wide = problem._replace(rows=24, depth=264)
+    assert candidates.call(wide, "splitk:32,64,128,4,5,2,0") is not None
+    for unsuitable in (wide._replace(rows=257), wide._replace(columns=1 << 20)):
+        assert candidates.call(unsuitable, "splitk:32,64,128,4,5,2,0") is None
+    last = few[-1]
     for name in (
         "cublaslt:xyz",
         "cublaslt:00",
         "skinny:1,2",
         "skinny:a,b,c",
-        "narrow:1,2,3",
+        "splitk:1,2,3",
+        "splitk:1,2,3,4,5,6,7",
         "skinny",
         "mystery:1",
         "",
@@ -324,6 +326,7 @@ def test_a_name_that_is_none_is_no_candidate(host_lt: Any) -> None:
         assert candidates.call(problem, name) is None
     assert candidates.call(problem, last) is not None
     assert candidates.call(problem._replace(rows=9), last) is None
+    assert candidates.call(problem._replace(rows=9), own[-1]) is not None
     without = LinearCandidates(torch.device("cpu"), BF16, None, False)
     assert without.names(problem, None) == []
     assert without.call(problem, last) is None

@@ -34,7 +34,7 @@ def check_linear():
 
     def check(kernel, rows, columns, depth, dtype, biased, tile, seed=0):
         generator = torch.Generator().manual_seed(seed)
-        padded = torch.full((rows + 2, depth + 3), float("nan"), dtype=dtype)
+        padded = torch.full((rows + 2, depth + 8 - depth % 8), float("nan"), dtype=dtype)
         padded[1:-1, :depth] = torch.randn(rows, depth, generator=generator).to(dtype)
         weight = torch.randn(columns, depth, generator=generator).to(dtype)
         bias = torch.randn(columns, generator=generator).to(dtype) if biased else None
