@@ -25,7 +25,8 @@ class ContinuousBatchingConfig:
         page_size: tokens a page of one layer holds, at least 4.
         num_blocks: blocks of the KV cache; None = what the memory budget leaves.
         max_batch_tokens: query tokens of one forward pass; None = 8192, less if memory is short, never under 256.
-        max_memory_percent: share of free memory, in (0, 1], for cache, buffers and activations.
+        max_memory_percent: share of free memory, in (0, 1], for cache, buffers, activations and workspaces. Captured
+            steps have theirs in what it leaves.
         max_requests_per_batch: requests in one forward pass; None = the number submitted, or 1024.
         max_blocks_per_request: pages of the block tables of captured steps; a step with a longer request is launched
             kernel by kernel. None = from the hints, or 32. 0 = no decode fast path: every row takes the varlen path.

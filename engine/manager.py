@@ -7,7 +7,6 @@ import secrets
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -69,6 +68,7 @@ class ContinuousBatchingManager(EngineClient):
         )
         for level, sentence in self.resolved_config.notes:
             logger.log(level, sentence)
+        self._ledger = self.resolved_config.ledger
         self.model = model
         self.stats = EngineStats()
         seed = secrets.randbits(31) if config.seed is None else config.seed
@@ -103,7 +103,10 @@ class ContinuousBatchingManager(EngineClient):
         return self._core is not None
 
     def warmup(self) -> None:
-        """Allocate the cache and capture graphs, so that the first request finds everything ready."""
+        """Allocate the cache and capture graphs, so that the first request finds everything ready.
+
+        On a GPU `ledger` then holds what was measured, for which torch's peak statistics are reset.
+        """
         self._refuse_if_destroyed()
         with self._lifecycle:
             if self._core is not None:
@@ -115,6 +118,8 @@ class ContinuousBatchingManager(EngineClient):
                 core.close()
                 raise
             self._core = core
+            if core.runner.footprint is not None:
+                self._ledger = self.resolved_config.ledger.with_measured(core.runner.footprint)
 
     def _release_core(self) -> None:
         if self._core is not None:
@@ -265,8 +270,12 @@ class ContinuousBatchingManager(EngineClient):
         self.stats.reset()
 
     def ledger(self) -> dict[str, int]:
-        """Planned use of memory in bytes by name; with captured steps, also what they were found to hold."""
-        return replace(self.resolved_config.ledger, graph_pool=self.stats.graph_pool_bytes).as_dict()
+        """Use of memory in bytes by name: as planned before the warm-up; after one on a GPU, as it was measured."""
+        return self._ledger.as_dict()
+
+    def ledger_sources(self) -> dict[str, str]:
+        """By line of `ledger`: "exact", "estimated" or "measured"."""
+        return self._ledger.sources()
 
     # --- the loop's side --------------------------------------------------------------------------------------------
 

@@ -6,7 +6,7 @@ import bisect
 import logging
 import math
 
-from engine.cache.budget import Ledger, activation_bytes, step_buffer_bytes
+from engine.cache.budget import Ledger, activation_bytes, step_buffer_bytes, workspace_bytes
 from engine.resolution.execution import DEFAULT_BLOCKS_PER_REQUEST
 from engine.resolution.resolution import Resolution
 
@@ -48,6 +48,10 @@ def _step_bytes(r: Resolution, max_batch_tokens: int, max_requests: int) -> tupl
     return buffers, activation_bytes(r.shape, max_batch_tokens, requests)
 
 
+def _workspaces(r: Resolution) -> int:
+    return workspace_bytes(r.shape.device, any(r["use_cuda_graph"]))
+
+
 def batch_tokens(r: Resolution) -> None:
     """8192, halved until a step's tensors take at most a tenth of the budget, but never under 256."""
     if not r.is_open("max_batch_tokens"):
@@ -61,10 +65,11 @@ def batch_tokens(r: Resolution) -> None:
 
 def num_blocks(r: Resolution) -> None:
     budget, block = _budget(r), r.layout.block_bytes
+    held = _workspaces(r)
     tokens, requests = r["max_batch_tokens"], r["max_requests_per_batch"]
 
     def room_beside(running: int) -> int:
-        return (budget - sum(_step_bytes(r, tokens, running))) // block - 1  # one block is the trash block
+        return (budget - held - sum(_step_bytes(r, tokens, running))) // block - 1  # one block is the trash block
 
     # A running request holds at least a block, so no more than num_blocks of them need rows in a step's tensors.
     if not r.is_open("num_blocks"):
@@ -137,6 +142,7 @@ def ledger(r: Resolution) -> Ledger:
         (r["num_blocks"] + 1) * block,
         buffers,
         activations,
+        _workspaces(r),
         decode_reserve=math.ceil(r["safety_margin"] * r["num_blocks"]) * block,
         host_cache=r["num_host_blocks"] * block,
         host_is_pinned=r.shape.device.type == "cuda",

@@ -64,6 +64,7 @@ class StepGraphs:
 
     Attributes:
         pool_bytes: device memory that their temporary tensors and logits share.
+        pool_reused: the part of it that torch counts as free: no tensor owns it, each captured step uses it anew.
     """
 
     def __init__(self, runner: StepRunner, buckets: StepBuckets) -> None:
@@ -74,7 +75,7 @@ class StepGraphs:
         pool = torch.cuda.graph_pool_handle()
         stream = torch.cuda.Stream(runner.device)  # one for all: cuBLAS keeps a workspace for each it has met
         self._steps = {shape: self._capture(shape, inputs, pool, stream) for shape in shapes}
-        self.pool_bytes = _pool_bytes(pool)
+        self.pool_bytes, self.pool_reused = _pool_bytes(pool)
         logger.info(
             "%d steps captured in %.1f s; they hold %.0f MiB",
             len(self),
@@ -108,7 +109,8 @@ class StepGraphs:
         return None if bucket is None else self._steps[bucket]
 
 
-def _pool_bytes(pool: Any) -> int:
-    """Device memory reserved by a graph pool."""
-    segments = torch.cuda.memory_snapshot()
-    return sum(s["total_size"] for s in segments if tuple(s["segment_pool_id"]) == tuple(pool))
+def _pool_bytes(pool: Any) -> tuple[int, int]:
+    """Device memory reserved by a graph pool, and what of it no tensor owns."""
+    segments = [s for s in torch.cuda.memory_snapshot() if tuple(s["segment_pool_id"]) == tuple(pool)]
+    reserved = sum(s["total_size"] for s in segments)
+    return reserved, reserved - sum(s["allocated_size"] for s in segments)

@@ -12,12 +12,14 @@ import numpy as np
 import torch
 
 from engine.attention import BACKENDS, AttentionBackend, AttentionMetadata, GroupTables
+from engine.cache.budget import Footprint
 from engine.model_shape import ModelShape
 from engine.models import BridgedModel, CompiledExecutor, Executor, FusedDecoder, LayerCaches, TraceableExecutor
 from engine.requests import Request
 from engine.resolution import ResolvedConfig
 from engine.runner.batch import BatchState, StepShape
 from engine.runner.buckets import StepBuckets, decode_sizes
+from engine.runner.footprint import CudaAllocator, FootprintMeter, measure_activations
 from engine.runner.graphs import StepGraphs
 from engine.runner.host_blocks import HostStore, Transfer
 from engine.runner.kv_tensors import allocate_kv
@@ -142,6 +144,8 @@ class ModelRunner:
     def __init__(self, model: Any, shape: ModelShape, config: ResolvedConfig) -> None:
         self.model, self.shape, self.config = model, shape, config
         self.device = shape.device
+        self._meter = FootprintMeter(CudaAllocator(self.device)) if self.device.type == "cuda" else None
+        self.footprint: Footprint | None = None
         backend = self._backend = BACKENDS[config.attention_backend]()
         self._all_varlen = backend.decode_kernel and not config.decode_kernel  # max_blocks_per_request=0
         caches = allocate_kv(config.layout, config.num_blocks, shape.dtype, self.device)
@@ -176,6 +180,13 @@ class ModelRunner:
                 self.graphs = StepGraphs(self, buckets)
         if self.device.type == "cuda" and self._backend.capturable:
             self._rehearse()
+        if self._meter is not None:
+            self.footprint = self._measure(self._meter)
+
+    def _measure(self, meter: FootprintMeter) -> Footprint:
+        activations = measure_activations(self, meter) if self._backend.capturable else None
+        pool, reused = (None, None) if self.graphs is None else (self.graphs.pool_bytes, self.graphs.pool_reused)
+        return meter.footprint(self.config.ledger.kv_cache, activations, pool, reused)
 
     def _rehearse(self) -> None:
         """Run steps that no graph is for, on padding: their kernels are compiled and loaded before a request waits."""

@@ -14,8 +14,10 @@ MEMORY_LEDGER = Table(
             "string",
             "",
             "what the memory is for, or which peak; of_*: part of another line (of_kv_cache_decode_reserve: "
-            "blocks that must be free for a prefill to be admitted); host_*, pinned_*: in host memory; planned: "
-            "sum of the engine's other lines; residual: the allocator's peak "
+            "blocks that must be free for a prefill to be admitted; of_graph_pool_reused: what captured steps use of "
+            "their pool without the allocator counting it); activations, workspaces and graph_pool of this engine are "
+            "measured at its warm-up on a GPU, estimates elsewhere; host_*, pinned_*: in host memory; planned: "
+            "sum of the engine's other lines; residual: the allocator's peak and of_graph_pool_reused "
             "(on a CPU: of resident memory, with interpreter and libraries) beyond it; outside_torch: this process on "
             "the GPU (NVML) beyond torch's reserve",
         ),

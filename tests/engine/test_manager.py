@@ -637,6 +637,12 @@ def test_the_ledger_is_the_resolved_one(open_manager: Open) -> None:
     manager = open_manager(start=False)
     assert manager.ledger()["kv_cache_bytes"] == 33 * 4 * 256
     assert manager.ledger()["weights_bytes"] == sum(p.nbytes for p in manager.model.parameters())
+    planned = manager.ledger()
+    manager.start()
+    assert manager.ledger() == planned, "nothing measures a CPU's allocator"
+    sources = manager.ledger_sources()
+    assert sources.keys() == planned.keys()
+    assert (sources["kv_cache_bytes"], sources["activations_bytes"]) == ("exact", "estimated")
 
 
 def test_settings_that_cannot_be_met_are_refused_before_anything_is_allocated(open_manager: Open, m1: Any) -> None:

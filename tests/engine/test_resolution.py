@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import engine
+import engine.attention.selection as selection
 from engine import ContinuousBatchingConfig, WorkloadHints
 from engine.cache.layout import CacheLayout
 from engine.model_shape import ModelShape
@@ -148,6 +149,21 @@ def test_the_memory_percentage_bounds_the_budget(percent: float | None, share: f
     r = resolved(32 * GiB, max_memory_percent=percent)
     assert r.max_memory_percent == share
     assert r.ledger.kv_cache + r.ledger.step_buffers + r.ledger.activations <= 32 * GiB * share
+
+
+@pytest.mark.parametrize("free", [16 * GiB, 140 * GiB])
+@pytest.mark.parametrize("graphs", [True, False])
+def test_what_a_gpu_may_use_is_used(free: int, graphs: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The cache has all that step buffers, activations and workspaces leave; on a large GPU that is 95 % and more."""
+    monkeypatch.setattr(selection, "why_not_triton", lambda *_: None)
+    r = resolved(free, replace(SHAPE, device=torch.device("cuda")), attn="triton", use_cuda_graph=graphs)
+    ledger, budget = r.ledger, int(free * 0.9)
+    assert "fills 90%" in r.source("num_blocks")
+    assert ledger.workspaces == (4 if graphs else 2) * 32 * MiB
+    spent = ledger.kv_cache + ledger.step_buffers + ledger.activations + ledger.workspaces
+    assert 0 <= budget - spent < r.layout.block_bytes + SHAPE.vocab_size * 10 + 4096 * 4
+    if free == 140 * GiB:
+        assert ledger.kv_cache >= 0.95 * budget
 
 
 def test_the_ledger_counts_the_trash_block() -> None:

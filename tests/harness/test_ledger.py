@@ -13,6 +13,16 @@ def test_on_a_gpu_the_allocators_peak_is_held_against_the_plan():
     assert reconcile(LINES | peaks, own_bytes=13_600) == {"planned": 12_500, "residual": 200, "outside_torch": 600}
 
 
+def test_what_captured_steps_use_without_owning_it_is_no_residual():
+    pool = {"graph_pool_bytes": 900, "of_graph_pool_reused_bytes": 700}
+    peaks = {"peak_gpu_allocated_bytes": 12_700, "peak_gpu_reserved_bytes": 13_500}
+    assert reconcile(LINES | pool | peaks, own_bytes=13_600) == {
+        "planned": 13_400,
+        "residual": 12_700 + 700 - 13_400,
+        "outside_torch": 100,
+    }
+
+
 def test_on_a_cpu_resident_memory_is_and_the_gpu_stays_unknown():
     assert reconcile(LINES | {"peak_rss_bytes": 20_000}, None) == {
         "planned": 12_500,
