@@ -17,7 +17,7 @@ NAMES = sorted(path.stem for path in FOLDER.glob("*.yaml"))
 STAGES = {
     "1 of 4": {"auto_baseline", "static_vs_continuous", "peers", "quickstart", "backends"},
     "2 of 4": {"max_batch_tokens", "max_requests_per_batch"},
-    "3 of 4": {"num_blocks", "max_memory_percent", "safety_margin", "page_size", "scheduler"},
+    "3 of 4": {"num_blocks", "max_memory_percent", "safety_margin", "page_size", "scheduler", "overload"},
     "after 3 of 4": {"saturation", "server_load"},
     "4 of 4": {
         "cuda_graphs", "graphs_vs_async", "prefix_sharing", "cpu_offload", "compile_level", "decode_fast_path",

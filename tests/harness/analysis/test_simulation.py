@@ -13,7 +13,8 @@ from harness.metrics.metric import HIGHER
 from harness.metrics.registry import RUN_METRICS
 
 SWEEPS, BLOCKS = 200, 10
-NOISE = pd.read_csv(Path(__file__).parents[3] / "results" / "reference" / "noise" / "residuals.csv")
+REFERENCE = Path(__file__).parents[3] / "results" / "reference"
+NOISE = pd.read_csv(REFERENCE / "noise" / "residuals.csv")
 METRICS = [c for c in NOISE.columns if c != "arm"]
 _SPREAD = NOISE.groupby("arm")["gen_tok_s"].transform("std")
 QUIET, ALL = NOISE[_SPREAD < 0.05][METRICS].to_numpy(), NOISE[METRICS].to_numpy()
@@ -46,6 +47,12 @@ def test_the_noise_is_that_of_real_runs() -> None:
     assert len(METRICS) >= 8
     assert (len(QUIET), len(ALL)) == (6, 12)
     assert 0.01 < QUIET[:, 0].std() < 0.03 < ALL[:, 0].std() < 0.08
+    measured = pd.read_csv(REFERENCE / "cpu" / "quickstart" / "runs.csv")
+    logs = np.log(measured[METRICS])
+    residuals = (logs - logs.groupby(measured["arm"]).transform("mean")) * np.sqrt(3 / 2)
+    assert sorted(map(tuple, residuals.round(6).to_numpy() + 0.0)) == sorted(
+        map(tuple, NOISE[METRICS].round(6).to_numpy())
+    )
 
 
 @pytest.mark.parametrize("noise, aa", [(QUIET, False), (QUIET, True), (ALL, False)], ids=["quiet", "quiet+aa", "all"])
