@@ -10,14 +10,11 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
-from typing import TYPE_CHECKING
 
 from engine.sampling.logprobs import TopTokens
 from engine.sampling.params import SamplingParams
 from engine.sampling.random import child_seed
-
-if TYPE_CHECKING:
-    from engine.scheduler.slots import RunningSlots
+from engine.slot_counters import SlotCounters
 
 
 class RequestStatus(IntEnum):
@@ -198,7 +195,7 @@ class Request:
     created_time: float = 0.0
 
     slot: int = -1
-    slots: RunningSlots | None = None
+    slots: SlotCounters | None = None
     _num_computed: int = field(default=0, init=False)  # while it does not run
     _num_in_flight: int = field(default=0, init=False)
     tables: tuple[list[int], ...] = ()

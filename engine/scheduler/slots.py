@@ -16,6 +16,7 @@ import numpy as np
 from engine.requests import Request, RequestStatus
 from engine.sampling.logprobs import TopTokens
 from engine.scheduler.plan import StepRows
+from engine.slot_counters import SlotCounters
 
 EOS_WIDTH = 4
 """EOS ids of a request that are looked for in arrays. One with more is asked itself after each token."""
@@ -23,7 +24,7 @@ EOS_WIDTH = 4
 NEVER = np.iinfo(np.int64).max
 
 
-class RunningSlots:
+class RunningSlots(SlotCounters):
     """Counters, stop rules and table sizes of the running requests. While a request runs its counters are here and
     nowhere else: `Request.num_computed` and `Request.num_in_flight` read and write them.
 
@@ -33,8 +34,7 @@ class RunningSlots:
     Attributes:
         owners: the request in each slot.
         order: slots of the running requests, in the order in which they were admitted.
-        tenancy: number of the slot's present owner, different for each stay of each request; 0 in an empty slot.
-        num_computed, num_in_flight: as in `Request`.
+        tenancy, num_computed, num_in_flight: see `SlotCounters`.
         num_prompt, num_known: tokens of the prompt, and all that are on the host.
         limit: tokens at which it ends.
         newest: the last token on the host.
@@ -48,11 +48,9 @@ class RunningSlots:
     """
 
     def __init__(self, max_requests: int) -> None:
+        super().__init__(max_requests)
         self.owners: list[Request | None] = [None] * max_requests
         self.order = np.empty(0, dtype=np.int64)
-        self.tenancy = np.zeros(max_requests, dtype=np.int64)
-        self.num_computed = np.zeros(max_requests, dtype=np.int64)
-        self.num_in_flight = np.zeros(max_requests, dtype=np.int64)
         self.num_prompt = np.zeros(max_requests, dtype=np.int64)
         self.num_known = np.zeros(max_requests, dtype=np.int64)
         self.limit = np.zeros(max_requests, dtype=np.int64)
