@@ -11,6 +11,7 @@ import pandas as pd
 from harness.capacity.binding import Binding, LittlesLaw, binding_constraint, littles_law
 from harness.capacity.load import Load
 from harness.capacity.memory import KvCapacity, kv_capacity, typical_lengths
+from harness.capacity.progress import Say, say_nothing
 from harness.capacity.recommend import Setting, improve, recommended
 from harness.capacity.search import Capacity, NothingMeets, find_capacity
 from harness.metrics import run_values
@@ -94,10 +95,13 @@ class Plan:
     notes: tuple[str, ...]
 
 
-def make_plan(results: Results, workload: Workload, settings: PlanSettings) -> Plan:
+def make_plan(results: Results, workload: Workload, settings: PlanSettings, say: Say = say_nothing) -> Plan:
     """Plan for ``workload`` from measured runs.
 
     The engine's settings are those of the first measured run; step times are fitted to all of them.
+
+    Args:
+        say: told what is being done, since it takes minutes.
 
     Raises:
         ModelError, SetupError: the runs cannot be simulated; ValueError: the question means nothing. One line each.
@@ -105,8 +109,9 @@ def make_plan(results: Results, workload: Workload, settings: PlanSettings) -> P
     if not settings.slo.run_limits:
         raise ValueError("no SLO: give limits of a run, for example slo.ttft_p95_ms=500, or slo=chat")
     load = Load.of(workload)  # refuses what has no rate before anything is fitted
-    validation = validate(results)
     runs = measured_runs(results)
+    validation = validate(results, lambda run_id: say(f"predicting measured run {run_id} from the others"))
+    say(f"fitting step times to {len(runs)} runs")
     setup, model = read_setup(results, runs[0]), fit_steps(results, runs)
     kv = kv_capacity(setup, typical_lengths(workload))
     seeds = range(settings.seeds)
@@ -116,7 +121,9 @@ def make_plan(results: Results, workload: Workload, settings: PlanSettings) -> P
     found: Capacity | None = None
     unmet = None
     try:
-        found = find_capacity(load, setup, model, settings.slo, requests=settings.requests, seeds=seeds)
+        found = find_capacity(
+            load, setup, model, settings.slo, requests=settings.requests, seeds=seeds, say=_prefixed(say, "capacity")
+        )
     except NothingMeets as error:
         unmet = str(error)
     if found is None:
@@ -157,13 +164,14 @@ def make_plan(results: Results, workload: Workload, settings: PlanSettings) -> P
         )
     setup_after, tried = setup, dict[str, str]()
     if settings.recommend:
-        setup_after, tried = improve(
-            setup,
-            found.by_seed[0],
-            lambda other: find_capacity(
-                load, other, model, settings.slo, requests=settings.requests, seeds=seeds[:1], start=found.by_seed[0]
-            ),
-        )
+        base = found.by_seed[0]
+
+        def capacity_of(other: EngineSetup, shown: str) -> Capacity:
+            told = _prefixed(say, f"trying {shown}")
+            seed, n = seeds[:1], settings.requests
+            return find_capacity(load, other, model, settings.slo, requests=n, seeds=seed, start=base, say=told)
+
+        setup_after, tried = improve(setup, base, capacity_of)
     longest = max(len(r.prompt_ids) + r.max_new_tokens for r in workload.requests)
     config = recommended(setup_after, _sources(results, runs[0]), tried, int(kept.values["running_max"]), longest)
     steps = int(kept.values["steps"])
@@ -181,7 +189,7 @@ def make_plan(results: Results, workload: Workload, settings: PlanSettings) -> P
         littles_law(kept),
         gpus,
         cost,
-        _fleet(load, setup, model, settings, gpus, notes),
+        _fleet(load, setup, model, settings, gpus, notes, say),
         tuple(config),
         beyond / steps if steps else None,
         tuple(notes),
@@ -195,7 +203,13 @@ def cost_per_million(price_per_gpu_hour: float, requests_s: float, tokens: float
 
 
 def _fleet(
-    load: Load, setup: EngineSetup, model: StepTimeModel, settings: PlanSettings, gpus: int | None, notes: list[str]
+    load: Load,
+    setup: EngineSetup,
+    model: StepTimeModel,
+    settings: PlanSettings,
+    gpus: int | None,
+    notes: list[str],
+    say: Say,
 ) -> pd.DataFrame:
     """The target rate on that many GPUs behind each router, with the same requests."""
     if gpus is None or settings.target_rate is None:
@@ -204,21 +218,34 @@ def _fleet(
         notes.append(f"a fleet of {gpus} GPUs is not replayed (more than {MOST_REPLICAS})")
         return pd.DataFrame()
     workload = load.trial(settings.requests * min(gpus, 4), 0).at(settings.target_rate)
-    return fleet_table(workload, setup, model, gpus, settings.slo)
+    return fleet_table(workload, setup, model, gpus, settings.slo, say=say)
+
+
+def _prefixed(say: Say, what: str) -> Say:
+    return lambda text: say(f"{what}: {text}")
 
 
 def fleet_table(
-    workload: Workload, setup: EngineSetup, model: StepTimeModel, replicas: int, slo: Slo | None, seed: int = 0
+    workload: Workload,
+    setup: EngineSetup,
+    model: StepTimeModel,
+    replicas: int,
+    slo: Slo | None,
+    seed: int = 0,
+    say: Say = say_nothing,
 ) -> pd.DataFrame:
-    """One row a router: what clients saw of ``replicas`` engines."""
+    """One row a router: what clients saw of ``replicas`` engines. Throughput is that of the steady window: the whole
+    run's would count the time in which its last requests drain."""
     rows: list[dict[str, Any]] = []
     for router in ROUTERS:
+        say(f"{len(workload)} requests on {replicas} GPUs behind router {router}")
         record = simulate_fleet(workload, setup, model, replicas, router, seed, slo=slo)
         values = run_values(record)
         asked, hit = record.counters["prefix_query_tokens"], record.counters["prefix_hit_tokens"]
         columns = (
-            "request_s",
-            "gen_tok_s",
+            "steady_state",
+            "steady_request_s",
+            "steady_gen_tok_s",
             "ttft_p50_ms",
             "ttft_p95_ms",
             "itl_p50_ms",

@@ -33,13 +33,13 @@ def candidates(setup: EngineSetup) -> list[dict[str, Any]]:
 
 
 def improve(
-    setup: EngineSetup, base: float, capacity_of: Callable[[EngineSetup], Capacity]
+    setup: EngineSetup, base: float, capacity_of: Callable[[EngineSetup, str], Capacity]
 ) -> tuple[EngineSetup, dict[str, str]]:
     """Try each candidate alone; take the best of each variable that is worth it.
 
     Args:
         base: capacity of ``setup`` under the same seed, requests/s.
-        capacity_of: finds the capacity of another setup, with the same requests.
+        capacity_of: finds the capacity of another setup, shown in words, with the same requests.
 
     Returns:
         The setup to use, and by variable what trying it showed.
@@ -49,7 +49,7 @@ def improve(
     for change in candidates(setup):
         ((name, value),) = change.items()
         try:
-            rate = capacity_of(setup.changed(**change)).rate
+            rate = capacity_of(setup.changed(**change), f"{name}={value}").rate
         except NothingMeets:
             seen.setdefault(name, []).append(f"{value}: no rate keeps the SLO")
             continue

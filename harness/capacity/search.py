@@ -12,6 +12,7 @@ import numpy as np
 
 from harness.analysis.student import two_sided_quantile
 from harness.capacity.load import Load, Trial
+from harness.capacity.progress import Say, say_nothing
 from harness.metrics import run_values
 from harness.record import RunRecord
 from harness.simulate import EngineSetup, StepTimeModel, simulate
@@ -78,6 +79,7 @@ def find_capacity(
     requests: int,
     seeds: Sequence[int],
     start: float = 1.0,
+    say: Say = say_nothing,
 ) -> Capacity:
     """The largest rate at which ``setup`` keeps ``slo``.
 
@@ -85,6 +87,7 @@ def find_capacity(
         requests: of each run; more make queues that grow too slowly to see rarer.
         seeds: one search each.
         start: a rate to begin at, requests/s.
+        say: told of each run before it begins.
 
     Raises:
         NothingMeets: not even one request at a time keeps it.
@@ -95,6 +98,7 @@ def find_capacity(
     trials = {seed: load.trial(requests, seed) for seed in seeds}
 
     def run(rate: float, seed: int) -> Point:
+        say(f"simulating {requests} requests at {rate:.3g}/s (seed {list(seeds).index(seed) + 1} of {len(seeds)})")
         return run_at(trials[seed], rate, seed, setup, model, slo)
 
     return search(run, seeds, start)

@@ -123,7 +123,8 @@ def fleet_rows(frame: pd.DataFrame) -> tuple[Sequence[str], list[list[str]]]:
     header = (
         "router",
         "GPUs",
-        "requests/s",
+        "requests/s, steady",
+        "tok/s, steady",
         "TTFT p50 ms",
         "TTFT p95 ms",
         "ITL p50 ms",
@@ -136,6 +137,10 @@ def fleet_rows(frame: pd.DataFrame) -> tuple[Sequence[str], list[list[str]]]:
         met = UNKNOWN if r["slo_met"] is None or pd.isna(r["slo_met"]) else "yes" if r["slo_met"] else "no"
         share = r["prefix_hit_share"]
         hits = UNKNOWN if share is None or pd.isna(share) else f"{share:.0%}"
-        numbers = [number(r[c]) for c in ("request_s", "ttft_p50_ms", "ttft_p95_ms", "itl_p50_ms", "itl_p99_ms")]
+        latencies = [number(r[c]) for c in ("ttft_p50_ms", "ttft_p95_ms", "itl_p50_ms", "itl_p99_ms")]
+        rates = [number(r[c]) for c in ("steady_request_s", "steady_gen_tok_s")]
+        if pd.isna(r["steady_request_s"]):
+            rates[0] = f"none: {str(r['steady_state']).replace('_', ' ')}"
+        numbers = [*rates, *latencies]
         rows.append([str(r["router"]), str(r["replicas"]), *numbers, met, hits])
     return header, rows

@@ -35,18 +35,20 @@ def serve(
     choose: Choose,
     output_tokens: Mapping[str, int],
     late_s: float = 0.0,
+    send_s: float = 0.0,
 ) -> Sent:
     """Send every request when it falls due, each to the replica chosen for it, and run until all have ended.
 
     Args:
         output_tokens: by request id, tokens until its end where that is not its cap.
         late_s: from an end in the engine until its client knows.
+        send_s: what sending takes: nobody is sent sooner than so long after the one before.
     """
     agenda, sent = Agenda(workload, 0), Sent()
     numbers = {r.request_id: k for k, r in enumerate(workload.requests)}
     waits = workload.concurrency is not None or workload.sessions < len(workload)
     prompts = _Prompts(workload, output_tokens)
-    known = [0] * len(replicas)
+    known, sent_s = [0] * len(replicas), -FOREVER
 
     def tell_ends() -> bool:
         """Tell the agenda of requests that have ended; whether there were any."""
@@ -72,7 +74,8 @@ def serve(
         wanted = prompts.as_sent(wanted)
         number = numbers[wanted.request_id]
         sent.due_ns[number], sent.prompt_tokens[number] = at_ns, len(wanted.prompt_ids)
-        replicas[choose(wanted, replicas)].send(number, wanted, at_ns / 1e9, output_tokens.get(wanted.request_id))
+        sent_s = max(at_ns / 1e9, sent_s + send_s)
+        replicas[choose(wanted, replicas)].send(number, wanted, sent_s, output_tokens.get(wanted.request_id))
     for replica in replicas:
         replica.advance(FOREVER)
     return sent

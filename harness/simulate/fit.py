@@ -2,13 +2,14 @@
 
 A step's log says when its scheduling began, how long it took until it was launched, and when its tokens were on the
 host. With async batching steps overlap: a step owns the device from the end of the one before it, or from its launch if
-that was later. So the same three parts are read from every log, on a GPU or a CPU, overlapped or not.
+that was later. On a GPU the device's own clock says how long it ran; a step that was launched kernel by kernel and was
+done as soon as its last launch says only how long launching takes, so the work's time is fitted to the others.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pandas as pd
@@ -21,11 +22,15 @@ from harness.simulate.step_time import KINDS, Cost, Kind, ModelError, Residual, 
 
 MIN_STEPS = 5
 """A kind with fewer measured steps has no cost of its own."""
+STALL = 5.0
+"""Times its usual length: such a step has met something that no work explains (a compilation)."""
 _SEGMENTS = 6
 _PER_SEGMENT = 10  # distinct token counts a segment of the piecewise part needs at least
 _ROUNDS = 8
 _RANKS = 200  # of the spread that is kept
 _KEPT = 0.998  # share of the steps whose spread is kept: the slowest 2 of 1000 are stated, not repeated
+_OUTLASTS = 1.1  # a device that ran for less than so many times the host's part waited for it, or the host for it
+_SOON = 0.2  # of a step's time on the device: from its last launch to its end, if launching bounds it
 
 
 @dataclass(frozen=True)
@@ -41,6 +46,8 @@ class Observed:
     host: FloatArray
     device: FloatArray
     between: FloatArray  # until the next turn; NaN where the engine may have waited for requests
+    timed: BoolArray  # whether the device's own clock told `device`
+    tail: FloatArray  # from the launch (or the end of the step before) to the tokens on the host
 
     @classmethod
     def read(cls, steps: pd.DataFrame, overlapped: bool) -> Observed:
@@ -63,6 +70,11 @@ class Observed:
             gap = start[ahead:] - end[:-ahead]
             # Whoever decodes was there all the time, so the loop never waited.
             between[:-ahead] = np.where((decode[ahead:] > 0) & (gap >= 0), gap, np.nan)
+        tail = np.maximum(end - np.maximum(before, start + host), 1e-6)
+        # Where steps overlap the host sees a step's end only when it looks for it, after its next launch. The events
+        # on the device tell better; one after the other a step's launch lies between its events, so there they do not.
+        gpu = _floats(known["gpu_ms"])
+        timed = np.isfinite(gpu) & overlapped
         return cls(
             prefill=prefill_rows > 0,
             graph=np.nan_to_num(_floats(known["graph"])) > 0,
@@ -71,13 +83,39 @@ class Observed:
             keys=_floats(known["kv_tokens"]),
             pairs=np.where(prefill_rows > 0, _floats(known["prefill_pairs"]), 0.0),
             host=host,
-            device=np.maximum(end - np.maximum(before, start + host), 1e-6),
+            device=np.where(timed, np.maximum(np.nan_to_num(gpu), 1e-6), tail),
             between=between,
+            timed=timed,
+            tail=tail,
         )
 
     @classmethod
     def joined(cls, parts: Sequence[Observed]) -> Observed:
         return cls(*(np.concatenate([getattr(p, name) for p in parts]) for name in cls.__dataclass_fields__))
+
+    def of_kind(self, kind: Kind) -> BoolArray:
+        """[steps] which are of a kind."""
+        found: BoolArray = (self.prefill == kind.prefill) & (self.graph == kind.graph)
+        return found
+
+    @property
+    def launch_bound(self) -> BoolArray:
+        """[steps] that were done as soon as they were launched, kernel by kernel: the device waited for the host, and
+        its time is not that of the work."""
+        found: BoolArray = self._outlasted & (self.tail <= _SOON * self.device)
+        return found
+
+    @property
+    def blocked(self) -> BoolArray:
+        """[steps] whose launch waited for the device (a full queue, an allocation): its time is not that of the host's
+        work."""
+        found: BoolArray = self._outlasted & (self.tail > _SOON * self.device)
+        return found
+
+    @property
+    def _outlasted(self) -> BoolArray:
+        found: BoolArray = self.timed & ~self.graph & (self.device <= _OUTLASTS * self.host)
+        return found
 
 
 def fit_steps(results: Results, run_ids: Iterable[str]) -> StepTimeModel:
@@ -99,24 +137,41 @@ def fit_steps(results: Results, run_ids: Iterable[str]) -> StepTimeModel:
     seen = Observed.joined(parts)
     if np.isnan(seen.pairs).any():
         notes.append("the step logs do not tell prompt attention apart (older version): long prompts cost by the token")
-        seen = Observed(**{**vars(seen), "pairs": np.zeros_like(seen.pairs)})
+        seen = replace(seen, pairs=np.zeros_like(seen.pairs))
+    timed = bool(seen.timed.mean() > 0.5)  # not all: a step without a token has no events
+    seen = replace(seen, device=np.where(seen.timed, seen.device, np.nan) if timed else seen.tail)
+    counts = {kind: int(seen.of_kind(kind).sum()) for kind in KINDS}
+    kinds = [kind for kind, count in counts.items() if count >= MIN_STEPS]
+    notes += [
+        f"only {count} steps of kind '{kind}': too few for a cost of its own, others stand for it"
+        for kind, count in counts.items()
+        if 0 < count < MIN_STEPS
+    ]
+    if not kinds:
+        raise ModelError(f"too few steps in {results.directory} ({len(seen.host)}): measure a run with more requests")
+    if timed:  # what is known of a start and of a work is enough for both together
+        starts, works = {k.graph for k in kinds}, {k.prefill for k in kinds}
+        kinds = [kind for kind in KINDS if kind.graph in starts and kind.prefill in works]
     host: dict[Kind, Cost] = {}
     device: dict[Kind, Cost] = {}
     residuals: list[Residual] = []
-    for kind in KINDS:
-        here = (seen.prefill == kind.prefill) & (seen.graph == kind.graph)
-        if here.sum() < MIN_STEPS:
-            if here.any():
-                notes.append(f"only {int(here.sum())} steps of kind '{kind}': they count as the other kind of start")
-            continue
-        for name, costs in (("host", host), ("device", device)):
-            costs[kind], residual = fit_cost(name, kind, seen, getattr(seen, name), here)
-            residuals.append(residual)
-    if not device:
-        raise ModelError(f"too few steps in {results.directory} ({len(seen.host)}): measure a run with more requests")
+    for kind in kinds:
+        here = seen.of_kind(kind) if counts[kind] >= MIN_STEPS else seen.graph == kind.graph
+        free = here & ~seen.blocked
+        told = free if free.sum() >= MIN_STEPS else here
+        host[kind], residual = cost_of(kind, seen, regress("host", seen, seen.host, told, constant=timed))
+        residuals.append(residual)
+    # By the device's clock a forward pass of so many tokens over so many keys takes what it takes, whatever kind of
+    # step it is in and however it was started: what was measured in one kind holds for the others.
+    shared = regress("device", seen, seen.device, seen.timed & ~seen.launch_bound) if timed else None
+    for kind in kinds:
+        of_work = shared or regress("device", seen, seen.device, seen.of_kind(kind))
+        device[kind], residual = cost_of(kind, seen, of_work)
+        residuals.append(residual)
     known = ~np.isnan(seen.between)
     if known.sum() >= MIN_STEPS:
-        between, residual = fit_cost("between", Kind(False, False), seen, seen.between, known)
+        of_turns = regress("between", seen, seen.between, known, constant=True)
+        between, residual = cost_of(Kind(False, False), seen, of_turns)
         residuals.append(residual)
     else:
         between = Cost(0.0)
@@ -127,18 +182,50 @@ def fit_steps(results: Results, run_ids: Iterable[str]) -> StepTimeModel:
         "steps": len(seen.host),
         **{name: sorted({str(v) for v in runs[name].dropna()}) for name in ("model", "device")},
     }
-    delivery = delivery_ms(results, chosen)
-    return StepTimeModel(host, device, between, delivery, tuple(residuals), source, tuple(notes))
+    bound = seen.launch_bound
+    return StepTimeModel(
+        host,
+        device,
+        between,
+        delivery_ms(results, chosen),
+        tuple(residuals),
+        source,
+        tuple(notes),
+        launch_tail_ms=None if not timed else float(np.quantile(seen.tail[bound], 0.1)) if bound.any() else 0.0,
+        send_ms=send_ms(results, chosen),
+    )
 
 
-def fit_cost(part: str, kind: Kind, seen: Observed, ms: FloatArray, here: BoolArray) -> tuple[Cost, Residual]:
-    """A cost and its residual. Relative errors count; steps far off (a pause, a first launch) count less (Huber)."""
+@dataclass(frozen=True)
+class Regression:
+    """What a part of the steps costs: ``columns @ weights`` is fitted to ``ms``.
+
+    Attributes:
+        here: [all steps] which are among them.
+        knots: where the piecewise part bends.
+        weights: constant, by segment, row, key and pair.
+    """
+
+    part: str
+    here: BoolArray
+    ms: FloatArray
+    columns: FloatArray
+    knots: FloatArray
+    weights: FloatArray
+
+
+def regress(part: str, seen: Observed, ms: FloatArray, here: BoolArray, constant: bool = False) -> Regression:
+    """Relative errors count; steps far off (a pause, a first launch) count less (Huber).
+
+    Args:
+        here: [steps] which are fitted to.
+        constant: whether only the number of rows counts, not what is computed for them.
+    """
     y = ms[here]
     tokens, rows, keys, pairs = (getattr(seen, name)[here] for name in ("tokens", "rows", "keys", "pairs"))
-    knots = _knots(tokens)
-    columns = [np.ones_like(y), *_segments(tokens, knots), rows, keys, pairs]
-    if part == "between":
-        columns[1:] = [np.zeros_like(y)] * len(knots) + [rows, np.zeros_like(y), np.zeros_like(y)]
+    knots = np.zeros(1) if constant else _knots(tokens, seen.graph[here] & (part == "device"))
+    work = 0.0 if constant else 1.0
+    columns = [np.ones_like(y), *(work * s for s in _segments(tokens, knots)), rows, work * keys, work * pairs]
     a = np.stack(columns, axis=1)
     size = np.maximum(np.abs(a).mean(axis=0), 1e-12)
     scale = np.maximum(y, 0.1 * float(np.median(y)) + 1e-9)
@@ -148,28 +235,41 @@ def fit_cost(part: str, kind: Kind, seen: Observed, ms: FloatArray, here: BoolAr
         error = np.abs(a @ x - y) / scale
         limit = 1.5 * max(float(np.median(error)), 1e-3)
         weights = np.sqrt(np.minimum(1.0, limit / np.maximum(error, 1e-12)))
-    fitted = np.maximum(a @ x, 1e-6)
+    return Regression(part, here, y, a, knots, x)
+
+
+def cost_of(kind: Kind, seen: Observed, found: Regression) -> tuple[Cost, Residual]:
+    """A kind's cost and its residual. Spread and residual are those of the kind's own steps, unless too few are."""
+    here, knots, x = found.here, found.knots, found.weights
+    between = found.part == "between"  # of any kind
+    own = np.ones(len(found.ms), dtype=bool) if between else seen.of_kind(kind)[here]
+    told = own if own.sum() >= MIN_STEPS else np.ones_like(own)
+    y, fitted = found.ms[told], np.maximum(found.columns[told] @ x, 1e-6)
     ratio = y / fitted
-    ranks = np.quantile(ratio, (np.arange(_RANKS) + 0.5) / _RANKS * _KEPT)
-    kept = ratio <= np.quantile(ratio, _KEPT)
+    kept = ratio <= min(float(np.quantile(ratio, _KEPT)), STALL * float(np.median(ratio)))
+    ranks = np.quantile(ratio[kept], (np.arange(_RANKS) + 0.5) / _RANKS)
     # The mean must be right, whatever the robust fit made of it: throughput is a sum of step times.
     total = float(y[kept].sum() / max(float((fitted[kept]).sum()) * float(ranks.mean()), 1e-12))
     n = len(knots)
+    slopes = x[1 : 1 + n].copy()
+    slopes[-1] = beyond(knots, slopes, float(seen.tokens[here].max()))
     row, key, pair = (float(v) * total for v in x[1 + n :])
     cost = Cost(
         float(x[0]) * total,
         tuple(float(k) for k in knots),
-        tuple(float(v) * total for v in x[1 : 1 + n]),
+        tuple(float(v) * total for v in slopes),
         row,
         key,
         pair,
         tuple(float(r) for r in ranks),
     )
     off = np.abs(fitted * total * cost.mean_ratio - y) / np.maximum(y, 1e-9)
-    largest = (int(v.max()) for v in (tokens, rows, keys))
+    same = seen.of_kind(kind)
+    measured = here if between else same if same.any() else seen.prefill == kind.prefill
+    largest = (int(getattr(seen, name)[measured].max()) for name in ("tokens", "rows", "keys"))
     spilled = float(y[~kept].sum() / y.sum()) if y.sum() > 0 else 0.0
     errors = float(np.median(off)), float(np.quantile(off, 0.9))
-    return cost, Residual(part, str(kind), int(here.sum()), *errors, spilled, *largest)
+    return cost, Residual(found.part, str(kind), int(own.sum()), *errors, spilled, *largest)
 
 
 def delivery_ms(results: Results, run_ids: Iterable[str]) -> float:
@@ -185,12 +285,36 @@ def delivery_ms(results: Results, run_ids: Iterable[str]) -> float:
     return float(np.median(known)) if len(known) else 0.0
 
 
-def _knots(tokens: FloatArray) -> FloatArray:
-    """Where the piecewise part bends: at quantiles of the sizes seen, so that each segment rests on several of them."""
-    distinct = np.unique(tokens)
+def send_ms(results: Results, run_ids: Iterable[str]) -> float:
+    """Median time that sending one request takes the client, from submissions in a row that were all overdue."""
+    waits: list[FloatArray] = []
+    for run_id in run_ids:
+        sent = results.of_run("requests", run_id).dropna(subset=["t_submit_s", "t_sched_s"]).sort_values("t_submit_s")
+        due, at = _floats(sent["t_sched_s"]), _floats(sent["t_submit_s"])
+        waits.append(np.diff(at)[due[1:] < at[:-1]] * 1000)
+    known = np.concatenate(waits) if waits else np.empty(0)
+    return float(np.median(known)) if len(known) >= MIN_STEPS else 0.0
+
+
+def _knots(tokens: FloatArray, replayed: BoolArray) -> FloatArray:
+    """Where the piecewise part bends: at every captured size that was replayed often enough, since each has kernels of
+    its own; else at quantiles of the sizes seen, so that each segment rests on several of them."""
+    sizes, counts = np.unique(tokens[replayed], return_counts=True)
+    sizes = sizes[counts >= MIN_STEPS]
+    distinct = np.unique(tokens[~replayed])
     segments = max(1, min(_SEGMENTS, len(distinct) // _PER_SEGMENT))
     inner = np.quantile(distinct, np.arange(1, segments) / segments) if segments > 1 else np.empty(0)
-    return np.unique(np.concatenate(([0.0], inner)))
+    return np.unique(np.concatenate(([0.0], inner, sizes)))
+
+
+def beyond(knots: FloatArray, slopes: FloatArray, largest: float) -> float:
+    """Slope from the last knot on: that of the upper half of the sizes seen. One size more or less says nothing: its
+    kernels may be better suited than its neighbour's."""
+
+    def total(tokens: float) -> float:
+        return float((np.clip(tokens - knots, 0.0, np.append(np.diff(knots), np.inf)) * slopes).sum())
+
+    return (total(largest) - total(largest / 2)) / (largest / 2)
 
 
 def _segments(tokens: FloatArray, knots: FloatArray) -> list[FloatArray]:

@@ -146,7 +146,7 @@ def _run_clock(replica: Replica, kind: Kind, work: Work, most: int, until_s: flo
         part = host_ms * host_ratio
         hosts.append(part)
         now += part / 1000
-        free = max(free, now) + device_ms * device_ratio / 1000
+        free = model.done_ms(kind, 1000 * free, 1000 * began[-1], 1000 * now, device_ms * device_ratio) / 1000
         now = max(now, previous if overlapped else free)
         previous = free
         collected.append(now)

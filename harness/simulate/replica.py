@@ -182,7 +182,9 @@ class Replica:
         known = self.model.kind_for(kind)
         host_ms = self.ms(self.model.host[known], work)
         self.now_s += host_ms / 1000
-        self.free_s = max(self.free_s, self.now_s) + self.ms(self.model.device[known], work) / 1000
+        device_ms = self.ms(self.model.device[known], work)
+        done_ms = self.model.done_ms(known, 1000 * self.free_s, 1000 * started, 1000 * self.now_s, device_ms)
+        self.free_s = done_ms / 1000
         log = [
             started,
             kind.prefill,

@@ -41,7 +41,14 @@ def simulate(
         ModelError: a step of a kind that was never measured.
     """
     replica = Replica(setup, model, rng, leap)
-    sent = serve(workload, [replica], lambda wanted, replicas: 0, output_tokens or {}, model.delivery_ms / 1000)
+    sent = serve(
+        workload,
+        [replica],
+        lambda wanted, replicas: 0,
+        output_tokens or {},
+        model.delivery_ms / 1000,
+        model.send_ms / 1000,
+    )
     return recorded(workload, [replica], sent, model, slo=slo, identity=identity)
 
 

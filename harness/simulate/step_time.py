@@ -19,7 +19,7 @@ import numpy as np
 
 from harness.metrics.observations import FloatArray
 
-FORMAT = 1
+FORMAT = 2
 """Of the model's JSON file."""
 
 
@@ -101,7 +101,7 @@ class Residual:
 
     Attributes:
         part, kind: which cost.
-        steps: how many it was fitted to.
+        steps: how many of its kind it was fitted to; 0 if other kinds stand for it.
         median_error, p90_error: of |fitted - measured| / measured, as a share.
         trimmed_share: share of the measured time in steps beyond the spread that is kept (the slowest ones).
         max_tokens, max_rows, max_keys: largest step seen; beyond it the fit is extrapolated.
@@ -130,6 +130,10 @@ class StepTimeModel:
         residuals: of every cost.
         source: what it was fitted to (run ids, model, device).
         notes: what the logs did not hold, in words.
+        launch_tail_ms: from a step's last launch to its tokens on the host, if the device has nothing else to do: a
+            step launched kernel by kernel begins with its first launch and ends no earlier. None where the device's
+            time was not told apart from that of launching: it then begins after the launch.
+        send_ms: what sending a request takes a client that is behind.
     """
 
     host: Mapping[Kind, Cost]
@@ -139,6 +143,8 @@ class StepTimeModel:
     residuals: tuple[Residual, ...] = ()
     source: Mapping[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    launch_tail_ms: float | None = None
+    send_ms: float = 0.0
 
     def kind_for(self, kind: Kind) -> Kind:
         """The fitted kind that stands for ``kind``: itself, or the same work started the other way.
@@ -153,6 +159,17 @@ class StepTimeModel:
             f"the step log held no step {'with' if kind.prefill else 'without'} prompt tokens, so none can be "
             "predicted: fit to a run with more requests"
         )
+
+    def done_ms(self, kind: Kind, free_ms: float, begun_ms: float, launched_ms: float, device_ms: float) -> float:
+        """When a step is done that takes the device ``device_ms``.
+
+        Args:
+            free_ms: when the device has done all before it.
+            begun_ms, launched_ms: when the host began with the step and when it had launched it.
+        """
+        if self.launch_tail_ms is None or kind.graph:
+            return max(free_ms, launched_ms) + device_ms
+        return max(max(free_ms, begun_ms) + device_ms, launched_ms + self.launch_tail_ms)
 
     def largest(self) -> dict[Kind, tuple[int, int, int]]:
         """By kind, most tokens, rows and keys of a measured step; beyond them the fit is extrapolated."""
@@ -171,6 +188,8 @@ class StepTimeModel:
             "residuals": [asdict(r) for r in self.residuals],
             "source": dict(self.source),
             "notes": list(self.notes),
+            "launch_tail_ms": self.launch_tail_ms,
+            "send_ms": self.send_ms,
         }
         return json.dumps(content, indent=1)
 
@@ -197,6 +216,8 @@ class StepTimeModel:
                 tuple(Residual(**values) for values in content["residuals"]),
                 content["source"],
                 tuple(content["notes"]),
+                content["launch_tail_ms"],
+                content["send_ms"],
             )
         except (KeyError, TypeError, AttributeError, json.JSONDecodeError) as error:
             raise ModelError(

@@ -2,25 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import statistics
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 
 import numpy as np
 import pandas as pd
 
 from harness.metrics import run_values
 from harness.report.read import Results
-from harness.simulate.fit import fit_steps
+from harness.simulate.fit import STALL, fit_steps
 from harness.simulate.setup import SetupError, read_setup
 from harness.simulate.simulation import simulate
 from harness.simulate.source import measured_runs, output_lengths, workload_of_run
-from harness.simulate.step_time import ModelError, StepTimeModel
+from harness.simulate.step_time import Kind, ModelError, StepTimeModel, Work
 
 METRICS = ("gen_tok_s", "ttft_p50_ms", "ttft_p95_ms", "itl_p50_ms", "itl_p99_ms")
 """Columns of ``runs`` that are compared."""
 
 TARGET = 0.10
 """Median relative error that a simulation should keep."""
+
+SEEDS = (0, 1, 2)
+"""Of the spread of step times; what is predicted is the median over them."""
+
+_NOTED = 0.02  # share of a run that a stalled step takes before it is worth a remark
 
 
 @dataclass(frozen=True)
@@ -60,13 +67,13 @@ class Validation:
         return lines
 
 
-def validate(results: Results, seed: int = 0) -> Validation:
+def validate(results: Results, say: Callable[[str], None] | None = None) -> Validation:
     """Predict each measured run from a model fitted to the others.
 
     A fold holds the runs of one workload at one arm, repeats together: a repeat is no independent run.
 
     Args:
-        seed: of the spread of step times.
+        say: told the id of each run before it is predicted.
 
     Raises:
         ModelError: nothing in ``results`` can be fitted.
@@ -82,29 +89,71 @@ def validate(results: Results, seed: int = 0) -> Validation:
     for held in folds.values():
         others = [r for r in runs if r not in held]
         for run_id in held:
+            if say is not None:
+                say(run_id)
             try:
                 model = fit_steps(results, others or held)
-                frames.append(compare(results, run_id, model, bool(others), seed))
+                frames.append(compare(results, run_id, model, bool(others)))
             except (ModelError, SetupError) as error:
                 notes.append(f"{run_id} is not predicted: {error}")
+            else:
+                notes += stalls(results, run_id, model)
     columns = ["run_id", "workload", "arm", "metric", "measured", "predicted", "error", "held_out"]
     rows = pd.concat(frames, ignore_index=True) if frames else pd.DataFrame(columns=columns)
     return Validation(rows.astype({"held_out": bool}), tuple(dict.fromkeys(notes)))
 
 
-def compare(results: Results, run_id: str, model: StepTimeModel, held_out: bool, seed: int) -> pd.DataFrame:
+def splits(results: Results, fitted: int) -> Iterator[tuple[tuple[str, ...], pd.DataFrame]]:
+    """Every choice of ``fitted`` measured runs, and the rows of :class:`Validation` of the runs that are left.
+
+    Raises:
+        ModelError: a choice cannot be fitted; ValueError: nothing would be left to predict.
+    """
+    runs = measured_runs(results)
+    if not 0 < fitted < len(runs):
+        raise ValueError(f"a split of {len(runs)} measured runs fits 1 to {len(runs) - 1} of them, asked for {fitted}")
+    for chosen in combinations(runs, fitted):
+        model = fit_steps(results, chosen)
+        left = [compare(results, run_id, model, True) for run_id in runs if run_id not in chosen]
+        yield chosen, pd.concat(left, ignore_index=True)
+
+
+def compare(results: Results, run_id: str, model: StepTimeModel, held_out: bool) -> pd.DataFrame:
     """Rows of :class:`Validation` of one run."""
     row = results.runs[results.runs["run_id"] == run_id].iloc[0]
     workload, _ = workload_of_run(results, run_id)
-    record = simulate(
-        workload,
-        read_setup(results, run_id),
-        model,
-        np.random.default_rng(seed),
-        output_tokens=output_lengths(results, run_id),
-    )
-    predicted = run_values(record)
+    setup, lengths = read_setup(results, run_id), output_lengths(results, run_id)
+    runs = [
+        run_values(simulate(workload, setup, model, np.random.default_rng(seed), output_tokens=lengths))
+        for seed in SEEDS
+    ]
+    known = {metric: [float(v) for r in runs if (v := r[metric]) is not None] for metric in METRICS}
+    predicted = {metric: statistics.median(values) if values else None for metric, values in known.items()}
     return pd.DataFrame(_rows(row, run_id, predicted, held_out, METRICS))
+
+
+def stalls(results: Results, run_id: str, model: StepTimeModel) -> list[str]:
+    """Steps of a measured run that took many times as long as their work explains, in words: the measured times of the
+    run contain them, the predicted ones do not."""
+    steps = results.of_run("steps", run_id).dropna(subset=["t_s", "step_ms", "schedule_ms", "kind"])
+    total_ms = float((steps["t_s"] * 1000 + steps["step_ms"]).max() - steps["t_s"].min() * 1000) if len(steps) else 0.0
+    found = []
+    for step in steps[steps["schedule_ms"] > _NOTED * total_ms].to_dict("records"):
+        kind = model.kind_for(Kind(step["prefill_rows"] > 0, step["graph"] is True))
+        work = Work(
+            int(step["decode_rows"] + step["prefill_tokens"]),
+            int(step["decode_rows"] + step["prefill_rows"]),
+            int(step["kv_tokens"]),
+            0 if pd.isna(step["prefill_pairs"]) else int(step["prefill_pairs"]),
+        )
+        usual_ms = model.host[kind].fitted_ms(work) + model.device[kind].fitted_ms(work)
+        if step["schedule_ms"] > STALL * model.host[kind].fitted_ms(work) and step["schedule_ms"] > 2 * usual_ms:
+            found.append(
+                f"{run_id}: launching its step {step['step']} took {step['schedule_ms']:.0f} ms, which no work "
+                f"explains (usual: {usual_ms:.0f} ms with all its work); the measured times contain that, the "
+                "predicted ones do not"
+            )
+    return found
 
 
 def _rows(

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harness.capacity.search import TOLERANCE, Capacity, NothingMeets
 from harness.simulate import EngineSetup
 from harness.tune.space import Variable
+from workloads.streams import stream
 
 if TYPE_CHECKING:
     import optuna
 
 FILE = "study.db"
+_STUBBORN = 5  # suggestions in a row that were tried before, until something else is put to the sampler
 NEEDED = 'cb-tune needs Optuna: pip install "cb-bench[tune]"'
 
 
@@ -59,30 +62,52 @@ def search_settings(
     capacity_of: Callable[[EngineSetup], Capacity],
     trials: int,
     report: Callable[[int, Mapping[str, Any], float], None],
+    seed: int = 0,
 ) -> None:
-    """Run trials until the study has ``trials`` of them. The baseline is the first.
+    """Search until ``trials`` different engines were tried, or all there are. The baseline is the first.
 
     The value of a trial is its capacity under the SLO: the constraint is inside it, and settings that no rate satisfies
-    have the value 0. Settings that were tried before are not simulated again.
+    have the value 0. Settings that make an engine that was tried before (places beyond the tokens of a step make none
+    of their own) are not simulated again and do not count; a sampler that insists on them is given others.
+
+    Args:
+        report: told the number, settings and value of each trial that was simulated.
+        seed: of the order in which others are given.
     """
     import optuna
 
-    done = [t for t in study.trials if t.state.is_finished()]
-    if not done:
-        study.enqueue_trial(dict(base), skip_if_exists=True)
-    known = {_key(t.params): t.value for t in done if t.value is not None and len(t.params) == len(space)}
-    for _ in range(trials - len(done)):
+    known = engines_tried(study, space, setup)
+    left = [dict(zip([v.name for v in space], values, strict=True)) for values in product(*(v.values for v in space))]
+    stream(seed, "tune").shuffle(left)
+    if not known:  # also where a killed run left the baseline's trial without a value
+        study.enqueue_trial(dict(base))
+    stubborn = 0
+    while len(known) < trials:
+        if stubborn == _STUBBORN:
+            left = [settings for settings in left if _engine(setup, settings) not in known]
+            if not left:
+                return
+            study.enqueue_trial(left[0])
         trial = study.ask()
         settings = {v.name: trial.suggest_categorical(v.name, list(v.values)) for v in space}
-        key = _key(settings)
+        key = _engine(setup, settings)
+        stubborn = stubborn + 1 if key in known else 0
         if key not in known:
             try:
                 known[key] = capacity_of(setup.changed(**settings)).by_seed[0]
             except NothingMeets:
                 known[key] = 0.0
-        value = known[key]
-        study.tell(trial, value, state=optuna.trial.TrialState.COMPLETE)
-        report(trial.number, settings, float(value or 0.0))
+            report(len(known) - 1, settings, known[key])
+        study.tell(trial, known[key], state=optuna.trial.TrialState.COMPLETE)
+
+
+def engines_tried(study: optuna.Study, space: Sequence[Variable], setup: EngineSetup) -> dict[str, float]:
+    """Value by engine, of all finished trials."""
+    return {
+        _engine(setup, trial.params): float(trial.value)
+        for trial in study.trials
+        if trial.state.is_finished() and trial.value is not None and len(trial.params) == len(space)
+    }
 
 
 def ranked(study: optuna.Study, space: Sequence[Variable]) -> list[tuple[dict[str, Any], float]]:
@@ -98,6 +123,11 @@ def choose(order: Sequence[tuple[dict[str, Any], float]], base: Mapping[str, Any
     """Of the settings that bisection cannot tell from the best, the one that changes the baseline least."""
     near = [(settings, value) for settings, value in order if value * (1 + TOLERANCE) >= order[0][1]]
     return min(near, key=lambda pair: sum(value != base[name] for name, value in pair[0].items()))
+
+
+def _engine(setup: EngineSetup, settings: Mapping[str, Any]) -> str:
+    """What an engine with these settings is: equal ones serve every workload alike."""
+    return repr(setup.changed(**settings))
 
 
 def _key(settings: Mapping[str, Any]) -> str:

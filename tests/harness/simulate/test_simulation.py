@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -58,6 +59,15 @@ def test_requests_are_taken_in_between_steps(by_hand: SimpleNamespace) -> None:
     record = simulate(by_hand.workload((0.0, 5, 3), (0.001, 4, 1)), by_hand.setup(), by_hand.model())
     assert record.requests[1].t_admit_ns == 3_500_000
     assert times_ms(record, 1) == pytest.approx([6.5])
+
+
+def test_a_client_sends_one_after_the_other(by_hand: SimpleNamespace) -> None:
+    """Three due at once, 2 ms to send each: the first step is begun with the first alone."""
+    model = replace(by_hand.model(), send_ms=2.0)
+    record = simulate(by_hand.workload(*[(0.0, 3, 1)] * 3), by_hand.setup(), model)
+    assert [r.t_sched_ns for r in record.requests] == [0, 0, 0]
+    assert [r.t_submit_ns for r in record.requests] == [0, 2_000_000, 4_000_000]
+    assert list(record.steps["prefill_rows"]) == [1, 1, 1]
 
 
 def test_an_idle_engine_waits_for_the_next_request(by_hand: SimpleNamespace) -> None:

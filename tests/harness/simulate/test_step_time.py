@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -10,11 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness.report.read import read_results
+from harness.report.read import Results, read_results
 from harness.simulate import ModelError, StepTimeModel, fit_steps
-from harness.simulate.fit import Observed
+from harness.simulate.fit import Observed, beyond
 from harness.simulate.nnls import nonnegative_least_squares
 from harness.simulate.step_time import KINDS, Cost, Kind, Spread, Work
+from harness.simulate.validation import stalls
 
 
 def test_a_cost_by_hand() -> None:
@@ -36,7 +38,7 @@ def test_draws_ahead_are_the_draws() -> None:
 
 def test_the_file_gives_back_the_model(by_hand: SimpleNamespace) -> None:
     assert StepTimeModel.from_json(by_hand.true_model.to_json()) == by_hand.true_model
-    for text in ("{}", "no json", by_hand.true_model.to_json().replace('"format": 1', '"format": 9')):
+    for text in ("{}", "no json", by_hand.true_model.to_json().replace('"format": 2', '"format": 9')):
         with pytest.raises(ModelError, match="fit"):
             StepTimeModel.from_json(text)
 
@@ -93,6 +95,86 @@ def test_overlapped_steps_own_the_device_from_the_end_of_the_one_before(
     assert seen.device == pytest.approx([4.0, 5.0, 5.0])
     assert seen.between[0] == pytest.approx(1.0)  # from 5 ms, when the first was collected, to 6 ms
     assert np.isnan(seen.between[1:]).all()
+
+
+def on_a_gpu(folder: Path, by_hand: SimpleNamespace) -> Results:
+    """The folder's runs as of an engine that plans a step ahead on a GPU, whose own clock told the true device costs:
+    decode steps replayed, every other step with prompt tokens launched in 40 ms, done 2 ms after its last launch."""
+    results = read_results(folder)
+    steps, config = results.tables["steps"], results.tables["config"]
+    config.loc[config["field"] == "use_async_batching", "value"] = "true"
+    rng = np.random.default_rng(0)
+    prefill, odd = (steps["prefill_rows"] > 0).to_numpy(), (steps["step"] % 2 == 1).to_numpy()
+    launched = prefill & odd
+    rows = zip(
+        steps["decode_rows"] + steps["prefill_tokens"],
+        steps["decode_rows"] + steps["prefill_rows"],
+        steps["kv_tokens"],
+        steps["prefill_pairs"],
+        strict=True,
+    )
+    true = next(iter(by_hand.true_model.device.values()))
+    gpu = np.array([true.fitted_ms(Work(*map(int, row))) for row in rows]) * rng.uniform(0.97, 1.03, len(steps))
+    steps["graph"] = ~launched
+    steps["schedule_ms"] = np.where(launched, 40.0, 1.0)
+    steps["gpu_ms"] = np.where(launched, 39.0, gpu)
+    steps["step_ms"] = np.where(launched, 42.0, 1.0 + gpu)
+    steps["t_s"] = np.arange(len(steps)) * 0.2  # far apart: nothing hides behind the step before
+    return results
+
+
+def test_the_clock_of_the_device_tells_work_from_launches(measured_dir: Path, by_hand: SimpleNamespace) -> None:
+    """A launched step that only waited for its launches teaches nothing about the device: its cost is that of replayed
+    steps of the same work."""
+    results = on_a_gpu(measured_dir, by_hand)
+    seen = Observed.read(results.of_run("steps", "run0"), overlapped=True)
+    assert seen.timed.all()
+    assert 3 < seen.launch_bound.sum() < seen.prefill.sum()
+    assert not seen.blocked.any()
+    model = fit_steps(results, ["run0", "run1"])
+    assert model.launch_tail_ms == pytest.approx(2.0, abs=0.01)
+    work, true = Work(102, 3, 220, 5050), next(iter(by_hand.true_model.device.values()))
+    for kind in (Kind(True, False), Kind(True, True)):
+        found = model.device[kind].fitted_ms(work) * model.device[kind].mean_ratio
+        assert found == pytest.approx(true.fitted_ms(work), rel=0.03)
+    assert model.host[Kind(True, False)].fitted_ms(work) == pytest.approx(40.0, rel=0.01)
+    assert model.host[Kind(True, True)].fitted_ms(work) == pytest.approx(1.0, rel=0.01)
+    assert Kind(False, False) in model.device  # never measured: the work of one kind, the start of another
+    assert next(r for r in model.residuals if r.kind == "decode, launched").steps == 0
+
+
+def test_a_launch_that_waited_for_the_device_and_a_stall_do_not_count_as_work(
+    measured_dir: Path, by_hand: SimpleNamespace
+) -> None:
+    results = on_a_gpu(measured_dir, by_hand)
+    steps = results.tables["steps"]
+    launched = steps.index[~steps["graph"].astype(bool) & (steps["run_id"] == "run0")]
+    steps.loc[launched[-1], ["schedule_ms", "gpu_ms", "step_ms"]] = 9000.0, 8999.0, 9002.0  # something was compiled
+    steps.loc[launched[1], ["schedule_ms", "gpu_ms", "step_ms"]] = 90.0, 45.0, 140.0  # its queue was full
+    assert Observed.read(results.of_run("steps", "run0"), overlapped=True).blocked.sum() == 1
+    model = fit_steps(results, ["run0", "run1"])
+    host = model.host[Kind(True, False)]
+    assert host.fitted_ms(Work(102, 3, 220, 5050)) * max(host.ratios) == pytest.approx(40.0, rel=0.02)
+    assert any("took 9000 ms, which no work explains" in note for note in stalls(results, "run0", model))
+    assert stalls(results, "run1", model) == []
+
+
+def test_when_a_step_is_done_by_hand(by_hand: SimpleNamespace) -> None:
+    """Begun at 10 ms, launched at 30, free from 12 on, 5 ms of work. Replayed: from its launch on. Launched: its work
+    is done long before the last launch, whose 2 ms follow. With 50 ms of work the launches are hidden."""
+    model = replace(by_hand.true_model, launch_tail_ms=2.0)
+    replayed, launched = Kind(True, True), Kind(True, False)
+    assert model.done_ms(replayed, 12.0, 10.0, 30.0, 5.0) == 35.0
+    assert model.done_ms(launched, 12.0, 10.0, 30.0, 5.0) == 32.0
+    assert model.done_ms(launched, 12.0, 10.0, 30.0, 50.0) == 62.0
+    assert by_hand.true_model.done_ms(launched, 12.0, 10.0, 30.0, 5.0) == 35.0  # on a CPU one follows the other
+
+
+def test_the_larger_half_of_the_sizes_tells_what_lies_beyond() -> None:
+    """Slopes 3 and 1 with the bend at 4, largest 8: from 4 to 8 it grew by 1 a token."""
+    knots, slopes = np.array([0.0, 4.0, 8.0]), np.array([3.0, 1.0, 99.0])
+    assert beyond(knots, slopes, 8.0) == pytest.approx(1.0)
+    assert beyond(knots, slopes, 6.0) == pytest.approx((3 * 1 + 1 * 2) / 3)
 
 
 def test_no_step_log_is_said(measured_dir: Path) -> None:

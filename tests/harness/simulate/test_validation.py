@@ -9,7 +9,10 @@ import pytest
 
 from harness.report.read import read_results
 from harness.simulate import ModelError, SetupError, read_setup, validate
+from harness.simulate.__main__ import main as table_of_splits
 from harness.simulate.source import measured_runs, read_all, workload_of_run
+
+ROOT = Path(__file__).parents[3]
 
 
 def test_held_out_runs_are_predicted_well(measured_dir: Path) -> None:
@@ -21,6 +24,30 @@ def test_held_out_runs_are_predicted_well(measured_dir: Path) -> None:
     assert (found.rows["error"].abs() < 0.15).all()
     assert all(error < 0.1 for error in found.summary().values())
     assert "not fitted to" in found.sentences()[0]
+
+
+def test_the_reference_runs_of_an_h200_are_predicted() -> None:
+    """Committed runs, each predicted by a model of the others. TTFT p95 rests on 13 requests of a run."""
+    folder = ROOT / "results" / "reference" / "h200" / "qwen3-4b"
+    names = ("nano_1", "nano_2", "staged_20", "staged_40")
+    found = validate(read_all([folder / name for name in names]))
+    assert found.rows["held_out"].all()
+    assert found.rows["run_id"].nunique() == 4
+    errors = found.summary()
+    assert errors["gen_tok_s"] < 0.05
+    assert errors["ttft_p50_ms"] < 0.1
+    assert errors["ttft_p95_ms"] < 0.15
+    assert errors["itl_p50_ms"] < 0.1
+    assert [note for note in found.notes if "step 4 took 566 ms" in note]  # a kernel was compiled in that run
+
+
+def test_every_split_is_a_table(measured_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert table_of_splits([str(measured_dir), "fitted=1"]) == 0
+    printed = capsys.readouterr().out.splitlines()
+    assert [line.split(" | ")[:2] for line in printed[2:4]] == [["| run0", "run1"], ["| run1", "run0"]]
+    assert printed[-1].startswith("| median of the sizes |")
+    assert table_of_splits([str(measured_dir), "fitted=2"]) == 2
+    assert "fits 1 to 1 of them" in capsys.readouterr().err
 
 
 def test_one_workload_alone_is_not_validated(make_measured: Callable[..., Path], tmp_path: Path) -> None:

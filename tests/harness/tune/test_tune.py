@@ -16,12 +16,14 @@ import pytest
 import yaml
 
 from harness.report.read import read_results
+from harness.simulate import EngineSetup
 from harness.slo import Slo
 from harness.tune.app import main
+from harness.tune.command import passed_over_words
 from harness.tune.confirm import Measured, confirm
 from harness.tune.engine_runs import check_machine, headroom, job_config, read_measured
-from harness.tune.space import baseline, changes, retreat, variables
-from harness.tune.study import choose
+from harness.tune.space import Variable, baseline, changes, retreat, variables
+from harness.tune.study import choose, search_settings
 
 BASE = {"max_batch_tokens": 256, "max_requests_per_batch": 64, "scheduler_type": "fifo", "safety_margin": 0.0}
 ORDER = tuple(BASE)
@@ -202,6 +204,61 @@ def test_a_study_goes_on_where_it_stopped(
     assert summary["simulated_best_request_s"] >= summary["baseline_request_s"] > 0
     assert main([*arguments[:1], "slo.ttft_p95_ms=9", "confirm=false", "requests=60", f"out={out}"]) == 2
     assert "another question" in capsys.readouterr().err
+
+
+class Insists:
+    """A study whose sampler suggests the same again and again; what is put to it comes first."""
+
+    def __init__(self, suggests: dict[str, Any]) -> None:
+        self.suggests = suggests
+        self.trials: list[Any] = []
+        self.queue: list[dict[str, Any]] = []
+
+    def enqueue_trial(self, params: dict[str, Any]) -> None:
+        self.queue.append(params)
+
+    def ask(self) -> Any:
+        chosen = self.queue.pop(0) if self.queue else dict(self.suggests)
+        return SimpleNamespace(params=chosen, suggest_categorical=lambda name, values: chosen[name])
+
+    def tell(self, trial: Any, value: float, state: Any) -> None:
+        self.trials.append(SimpleNamespace(params=trial.params, value=value, state=state))
+
+
+def test_no_engine_is_tried_twice(by_hand: SimpleNamespace) -> None:
+    """Also where only places differ that the tokens of a step cannot fill: two tokens a step serve two requests."""
+    pytest.importorskip("optuna")
+    space = (
+        Variable("max_batch_tokens", (2, 16)),
+        Variable("max_requests_per_batch", (2, 4, 8)),
+        Variable("scheduler_type", ("fifo",)),
+        Variable("safety_margin", (0.0,)),
+    )
+    setup, tried = by_hand.setup(), list[dict[str, Any]]()
+    base = {"max_batch_tokens": 16, "max_requests_per_batch": 8, "scheduler_type": "fifo", "safety_margin": 0.0}
+    simulated: list[tuple[int, int]] = []
+
+    def capacity_of(other: EngineSetup) -> Any:
+        simulated.append((other.max_batch_tokens, other.max_requests_per_batch))
+        return SimpleNamespace(by_seed=(float(len(simulated)),))
+
+    study = Insists(base)
+    search_settings(study, space, base, setup, capacity_of, 99, lambda n, s, v: tried.append(dict(s)))  # type: ignore[arg-type]
+    assert sorted(simulated) == [(2, 2), (16, 2), (16, 4), (16, 8)]  # of six settings four engines
+    assert tried[0] == base
+    assert len(tried) == 4
+    again = len(simulated)
+    search_settings(study, space, base, setup, capacity_of, 4, lambda n, s, v: tried.append(dict(s)))  # type: ignore[arg-type]
+    assert len(simulated) == again
+
+
+def test_what_is_passed_over_is_said() -> None:
+    two, one = {**BASE, "safety_margin": 0.3, "max_batch_tokens": 512}, {**BASE, "safety_margin": 0.3}
+    said = passed_over_words([(two, 10.2), (one, 10.1)], one, 10.1, BASE)
+    assert said is not None
+    assert "max_batch_tokens=512, safety_margin=0.3 reached 10.2" in said
+    assert "within 2%" in said
+    assert passed_over_words([(one, 10.1), (BASE, 9.0)], one, 10.1, BASE) is None
 
 
 def test_without_optuna_it_says_what_to_install(

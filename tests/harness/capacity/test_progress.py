@@ -1,0 +1,51 @@
+"""A long computation is never silent."""
+
+from __future__ import annotations
+
+import io
+import subprocess
+import sys
+import threading
+
+import pytest
+from rich.console import Console
+
+from harness.capacity.progress import Progress
+
+
+def test_through_a_pipe_lines_come_from_time_to_time() -> None:
+    out, said = io.StringIO(), threading.Event()
+    console = Console(file=out, width=200)
+    write = out.write
+
+    def seen(text: str) -> int:
+        if "half done" in text:
+            said.set()
+        return write(text)
+
+    out.write = seen  # type: ignore[method-assign]
+    with Progress("cb-plan", console, every_s=0.01) as say:
+        say("half done")
+        assert said.wait(30)  # without another call
+    lines = out.getvalue().splitlines()
+    assert any(line.startswith("cb-plan: half done, ") for line in lines)
+    count = len(lines)
+    assert not say._talker.is_alive()
+    assert len(out.getvalue().splitlines()) == count
+
+
+def test_in_a_terminal_the_line_is_replaced() -> None:
+    out = io.StringIO()
+    with Progress("cb-tune", Console(file=out, force_terminal=True, width=100), every_s=0.01) as say:
+        say("trial [3] of 40")
+    assert "trial [3] of 40" in out.getvalue()
+    assert "\x1b[" in out.getvalue()  # drawn over
+
+
+@pytest.mark.parametrize("command", ["harness.capacity.app", "harness.tune.app"])
+def test_the_usage_needs_neither_torch_nor_pandas(command: str) -> None:
+    loaded = "print(sorted({'torch', 'pandas', 'transformers'} & set(sys.modules)))"
+    script = f"import sys; from {command} import main; main(['--help']); {loaded}"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"
+    assert "RESULTS" in done.stdout
