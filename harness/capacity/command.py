@@ -42,10 +42,10 @@ def _run(arguments: Sequence[str]) -> int:
     question = parse(arguments, _Arguments, hidden=("slo",))
     own = dict(question.own)
     fleet, out = own.pop("fleet", None), own.pop("out", None)
+    config = configuration(question)
+    slo = slo_of(config)
     with Progress("cb-plan") as say:
         say("reading the measured runs")
-        config = configuration(question)
-        slo = slo_of(config)
         results = read_all(question.folders)
         say("building the workload")
         workload, origin = workload_asked(results, question, config)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pandas as pd
@@ -108,10 +109,10 @@ def test_a_wrong_question_is_one_line(
     measured_dir: Path, arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([str(measured_dir) if a == "HERE" else a for a in arguments]) == 2
-    err = capsys.readouterr().err
-    assert err.startswith("cb-plan: ")
-    assert said in err
-    assert err.count("\n") == 1
+    lines = capsys.readouterr().err.splitlines()
+    (line,) = [text for text in lines if not re.search(r", \d+ s$", text)]  # a slow machine says what it is doing
+    assert line.startswith("cb-plan: ")
+    assert said in line
 
 
 def test_help_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
