@@ -129,6 +129,15 @@ def test_a_larger_token_budget_leaves_fewer_blocks() -> None:
     assert blocks[0] > blocks[1] > blocks[2] > 0
 
 
+def test_a_larger_token_budget_lets_fewer_requests_run_at_once() -> None:
+    """M-mem-03: what is taken for a step's input is not there for requests of 4,096 tokens."""
+    at_once = []
+    for tokens in (512, 8192, 32_768):
+        r = resolved(8 * GiB, max_batch_tokens=tokens)
+        at_once.append(r.num_blocks // r.layout.blocks_needed(4096, tokens))
+    assert at_once[0] > at_once[1] > at_once[2] > 0
+
+
 def test_few_blocks_need_few_rows_of_logits() -> None:
     """8 blocks run at most 8 requests, so room for the logits of 1024 is not asked for."""
     r = resolved(1 * GiB, num_blocks=8, max_batch_tokens=1024)
