@@ -33,8 +33,9 @@ PERCENTILES = {"ttft_p99_ms": "TTFT", "itl_p99_ms": "ITL"}
 
 
 def validity_notes(results: Results, arms: Sequence[Arm], percentiles: Mapping[str, str] = PERCENTILES) -> list[str]:
-    """Failed runs, token mismatches, unequal workloads, arms of mixed runs, a busy machine or GPU, held clocks, a late
-    sender, a harness out of its bounds, a load that never stood still, few samples, no repeats; [] if all is well.
+    """Failed runs, token mismatches, unequal workloads, arms of mixed runs, a busy machine or GPU, a GPU that could not
+    be watched, held clocks, a late sender, a harness out of its bounds, a load that never stood still, few samples, no
+    repeats; [] if all is well.
 
     Args:
         percentiles: the 99th percentiles that are shown, with their names.
@@ -47,6 +48,7 @@ def validity_notes(results: Results, arms: Sequence[Arm], percentiles: Mapping[s
         *_mixed_configs(results, arms),
         *_double_repeats(arms),
         *_busy_machine(results, arms),
+        *_unwatched_gpu(results, arms),
         *_shared_gpu(results, arms),
         *_throttled(arms),
         *_late_sender(arms),
@@ -151,6 +153,24 @@ def _busy_machine(results: Results, arms: Sequence[Arm]) -> list[str]:
             shown = "" if average is None else f", load {average:.1f} at the start"
             busy.append(f"{arm.label} (others used {worst['others_cores']:.1f} of {worst['cores']:g} cores{shown})")
     return [f"The machine was busy while this was measured: {', '.join(busy)}."] if busy else []
+
+
+def _unwatched_gpu(results: Results, arms: Sequence[Arm]) -> list[str]:
+    """Arms on a GPU with samples of which none could read it."""
+    telemetry = results.tables["telemetry"]
+    seen = telemetry.groupby("run_id")["gpu_used_bytes"].count()
+    blind = {str(run_id) for run_id, read in seen.items() if read == 0}
+    named = []
+    for arm in arms:
+        on_gpu = arm.measured["device"].str.startswith("cuda").fillna(False)
+        if blind & set(arm.measured.loc[on_gpu, "run_id"]):
+            named.append(arm)
+    if not named:
+        return []
+    return [
+        f"NVML could not be read (run.log says why): {_names(named)}. Clocks, power, other processes and memory "
+        "outside of torch are unknown there."
+    ]
 
 
 def _shared_gpu(results: Results, arms: Sequence[Arm]) -> list[str]:

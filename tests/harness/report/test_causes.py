@@ -115,6 +115,21 @@ def test_the_ledger_is_shown_with_its_residual(results_of: Callable) -> None:
     assert "139 GiB" in page
 
 
+@pytest.mark.parametrize(
+    ("device", "read", "said"),
+    [("cuda:0", None, True), ("cuda:0", 2**30, False), ("cpu", None, False), (None, None, False)],
+)
+def test_a_gpu_that_could_not_be_watched_is_said(results_of: Callable, device, read, said) -> None:
+    def change(record) -> None:
+        record.telemetry = [{"t_s": i / 10, "rss_bytes": 5, "gpu_used_bytes": read if i else None} for i in range(3)]
+        record.identity["device"] = device
+
+    results = results_of(change)
+    notes = [n for n in validity_notes(results, group_arms(results)) if "NVML could not be read" in n]
+    assert len(notes) == said
+    assert all("(run.log says why): static, ours. Clocks" in n for n in notes)
+
+
 def test_notes_of_gpu_calibration_and_load(results_of: Callable) -> None:
     def change(record) -> None:
         record.telemetry = [{"t_s": i / 10, "throttle": "power cap" if i < 3 else ""} for i in range(10)]
