@@ -29,7 +29,7 @@ from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
 from harness import gate, manifest, store
-from harness.arguments import as_hydra_reads, only_shows
+from harness.arguments import as_hydra_reads, asked_about, only_shows
 from harness.blocks import Place
 from harness.check import check_engines
 from harness.compose import CONFIG_MODULE, CONFIG_NAME, composing
@@ -60,6 +60,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         with _hydra_raises(), _terminated_as_interrupted():
             if only_shows(arguments):
+                from harness.config_reference import about, register_overview
+
+                if names := asked_about(arguments):
+                    print(about(names))
+                    return 0
+                register_overview()
                 _hydra_main(arguments)
                 return 0
             plan = make_plan(arguments)

@@ -8,6 +8,7 @@ from pathlib import Path
 # Flags with which Hydra shows something instead of running, and those that take a value.
 _SHOWING = ("--help", "-h", "--hydra-help", "--cfg", "-c", "--info", "-i", "--shell-completion", "-sc")
 _WITH_VALUE = ("--cfg", "-c", "--package", "-p", "--config-path", "-cp", "--config-name", "-cn", "--config-dir", "-cd")
+_HELP = ("--help", "-h")
 _MULTIRUN = ("-m", "--multirun")
 # What other tools call these settings.
 _SPELLINGS = {"--dry-run": "dry_run=true", "--resume": "resume=true"}
@@ -29,6 +30,13 @@ def quote_null(argument: str) -> str:
 def only_shows(arguments: Sequence[str]) -> bool:
     """Whether Hydra is asked to show something instead of running."""
     return any(a.split("=", 1)[0] in _SHOWING for a in arguments)
+
+
+def asked_about(arguments: Sequence[str]) -> list[str]:
+    """Groups and keys whose explanation is asked for: ``--help engine measure.repeats``."""
+    if not any(a in _HELP for a in arguments):
+        return []
+    return [a for a in arguments if not a.startswith("-") and "=" not in a]
 
 
 def asks_for_sweep(flags: Sequence[str]) -> bool:

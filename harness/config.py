@@ -16,7 +16,6 @@ from typing import Any
 
 from hydra.core.config_loader import ConfigLoader
 from hydra.core.config_store import ConfigStore
-from hydra.core.global_hydra import GlobalHydra
 from hydra.core.object_type import ObjectType
 from omegaconf import MISSING, DictConfig, OmegaConf
 
@@ -27,7 +26,12 @@ from workloads.config import hydra_schemas
 
 @dataclass
 class EngineConfig:
-    """What is measured. ``name`` selects the backend; every other key is handed to it."""
+    """What is measured; every key but ``name`` is handed to the backend.
+
+    Attributes:
+        name: the backend.
+        attn_implementation: the model's attention for this engine; null = ``model.attn_implementation``.
+    """
 
     name: str = MISSING
     attn_implementation: str | None = None
@@ -38,7 +42,8 @@ class ContinuousEngineConfig(EngineConfig):
     """Fields of a ContinuousBatchingConfig (ours or transformers'); null = the engine's default.
 
     Units: sizes in tokens or blocks, ``cpu_offload_space`` in GiB, timeouts in seconds, shares between 0 and 1.
-    ``use_cuda_graph`` is true, false, or a pair [varlen path, decode path].
+    ``use_cuda_graph`` is true, false, or a pair [varlen path, decode path]. The keys are explained where the engine
+    has them, in ``engine.config``.
     """
 
     page_size: int | None = None
@@ -81,9 +86,11 @@ class OursEngineConfig(ContinuousEngineConfig):
 class StaticEngineConfig(EngineConfig):
     """Padded ``model.generate`` in waves.
 
-    ``wave``: requests in one batch, null = all in one. ``wave_timeout_s``: run a smaller wave when the first request
-    of it has waited so long, null = wait for a full one. ``cache_implementation``: as for ``generate``, null = its
-    default. ``pad_to``: tokens every prompt is padded to, null = the wave's longest.
+    Attributes:
+        wave: requests in one batch; null = all in one.
+        wave_timeout_s: run a smaller wave when the first request of it has waited so long; null = wait for a full one.
+        cache_implementation: as for ``generate``; null = its default.
+        pad_to: tokens every prompt is padded to; null = the wave's longest.
     """
 
     wave: int | None = None
@@ -149,7 +156,22 @@ class ModelConfig:
 
 @dataclass
 class MeasureConfig:
-    """How a run is measured; the same for every arm of a comparison."""
+    """How a run is measured; the same for every arm of a comparison.
+
+    Attributes:
+        warmup_requests: with prompts of their own, never measured; 0 = none.
+        timeout_s: of the measured part; requests still open then end as unfinished.
+        start_timeout_s: for building the workload, loading the model and warming up.
+        repeats: runs of each config, each in a process of its own; in a sweep the blocks that hold every arm once.
+        aa: run the baseline twice in each block: what an arm differs from itself is the noise floor.
+        order_seed: of the random order of arms inside the blocks.
+        seed: of torch, numpy and random in the measured process, and of workloads without a seed of their own.
+        device: auto, cpu, cuda or cuda:N.
+        torch_threads: threads inside an operation; null = torch's choice.
+        telemetry_interval_ms: between two looks at memory, power and load.
+        reference_engine: whose greedy token ids the other arms are compared with; null = no comparison.
+        calibrate: half a second before measuring: what the harness itself adds here and now.
+    """
 
     warmup_requests: int = MISSING
     timeout_s: float = MISSING
@@ -184,12 +206,19 @@ class SloConfig:
 
 @dataclass
 class ExperimentConfig:
-    """What a sweep is about; null in a single run."""
+    """What a sweep is about; null in a single run.
+
+    Attributes:
+        name: of the sweep: the folder of its results.
+        question: what it answers.
+        variable: the one setting that differs between arms: a group or a dotted key.
+        block, position, arm, replica, number: where the run stands in its sweep (``harness.blocks``); written by the
+            command itself.
+    """
 
     name: str | None = None
     question: str | None = None
-    variable: str | None = None  # the one setting that differs between arms: a group or a dotted key
-    # Where the run stands in its sweep (harness.blocks); written by the command itself.
+    variable: str | None = None
     block: int | None = None
     position: int | None = None
     arm: int | None = None
@@ -199,7 +228,23 @@ class ExperimentConfig:
 
 @dataclass
 class BenchConfig:
-    """The whole configuration of one job."""
+    """The whole configuration of one job.
+
+    Attributes:
+        engine: what is measured.
+        model: which model, with which weights, in which precision.
+        arrival: when requests are sent.
+        workload: what is sent.
+        generation: how tokens are chosen, the same for every engine.
+        measure: how a run is measured.
+        slo: limits decided before the run, in ms: ``slo=chat``, ``slo.ttft_p95_ms=500``.
+        experiment: what a sweep is about; a file of this group sets the swept values too.
+        mode: auto, or pinned: what the baseline's engine derives (cache size, margin) is fixed for every arm.
+        allow_factorial: vary several declared variables at once, in all combinations.
+        dry_run: list the runs with how long each may take, run nothing.
+        resume: go on with the newest sweep of this name (or ``hydra.sweep.dir``): measured runs are kept.
+        results_dir: folder of results, below the current directory.
+    """
 
     engine: EngineConfig = MISSING
     model: Any = MISSING
@@ -319,7 +364,6 @@ def register() -> None:
         store.store(group=group, name=name, node=schema)
     OmegaConf.register_new_resolver("config_hash", _resolve_config_hash, replace=True)
     OmegaConf.register_new_resolver("overrides_slug", _resolve_overrides_slug, replace=True)
-    OmegaConf.register_new_resolver("config_groups", _resolve_config_groups, replace=True)
     OmegaConf.register_new_resolver("sweep_name", _resolve_sweep_name, replace=True)
 
 
@@ -340,12 +384,6 @@ def _resolve_config_hash(*, _root_: DictConfig) -> str:
 def _resolve_overrides_slug(*, _root_: DictConfig) -> str:
     hydra = _root_.hydra
     return overrides_slug(list(hydra.overrides.task), tuple(hydra.job.config.override_dirname.exclude_keys))
-
-
-def _resolve_config_groups() -> str:
-    """For the help text; Hydra's own list shows the schemas too, which nobody can choose."""
-    options = group_options(GlobalHydra.instance().config_loader())
-    return "\n".join(f"{group}: {', '.join(sorted(names))}" for group, names in sorted(options.items()))
 
 
 def _resolve_sweep_name(*, _root_: DictConfig) -> str:

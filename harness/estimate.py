@@ -11,6 +11,7 @@ from typing import Any
 
 from harness import manifest, store
 from harness.config import config_hash
+from harness.course import duration
 from workloads.config import make_arrival
 
 _FOLDERS = 50  # the newest results that are looked at
@@ -86,7 +87,7 @@ def estimate(config: Mapping[str, Any], known: History) -> Estimate:
             n = len(durations)
             return Estimate(statistics.median(durations), f"{what}, {n} earlier run{'s' if n > 1 else ''}")
     last_due_s = _last_due_s(config)
-    if last_due_s is None:
+    if not last_due_s:  # all at once, or told by the workload alone: nothing follows from that
         return Estimate(None, "never measured here")
     return Estimate(last_due_s, "arrivals alone, never measured here", is_floor=True)
 
@@ -111,16 +112,25 @@ def listing(runs: Sequence[PlannedRun], known: History, finished: int = 0) -> li
     """
     estimates = [estimate(run.config, known) for run in runs]
     width = max((len(run.name) for run in runs), default=0)
-    lines = [f"{run.name:<{width}}  {_minutes(e):>9}  {e.basis}" for run, e in zip(runs, estimates, strict=True)]
-    total = sum(e.seconds or 0.0 for e in estimates)
-    at_least = "at least " if any(e.is_floor or e.seconds is None for e in estimates) else "about "
+    lines = [f"{run.name:<{width}}  {_length(e):>10}  {e.basis}" for run, e in zip(runs, estimates, strict=True)]
     arms = len({config_hash(run.config) for run in runs})
     done = f" ({finished} more are measured already)" if finished else ""
     n = f"{len(runs)} run{'' if len(runs) == 1 else 's'} of {arms} config{'' if arms == 1 else 's'}{done}"
-    return [*lines, f"{n}: {at_least}{total / 60:.1f} minutes one after the other"]
+    return [*lines, f"{n}: {_in_all(estimates)}"]
 
 
-def _minutes(e: Estimate) -> str:
+def _in_all(estimates: Sequence[Estimate]) -> str:
+    """How long all runs may take, and how much of that is not known."""
+    known = [e.seconds for e in estimates if e.seconds is not None]
+    if not known:
+        return "how long is unknown, nothing like it was measured here"
+    unknown = len(estimates) - len(known)
+    about = "at least" if unknown or any(e.is_floor for e in estimates) else "about"
+    rest = f", and {unknown} of unknown length" if unknown else ""
+    return f"{about} {duration(sum(known))} one after the other{rest}"
+
+
+def _length(e: Estimate) -> str:
     if e.seconds is None:
-        return "? min"
-    return f"{'>= ' if e.is_floor else ''}{e.seconds / 60:.1f} min"
+        return "unknown"
+    return f"{'>= ' if e.is_floor else ''}{duration(e.seconds)}"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import shutil
 import sys
+import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -16,9 +17,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from harness import journal, manifest, provenance, store
+from harness import course, journal, manifest, provenance, store
 from harness.blocks import Place
 from harness.config import check, config_hash
+from harness.course import Course
 from harness.errors import RunFailed, one_line
 from harness.isolate import Limits, run_isolated
 from harness.manifest import JobState
@@ -94,6 +96,11 @@ class Job:
             "overrides": list(self.overrides),
         }
 
+    @property
+    def name(self) -> str:
+        """What the manifest calls it: its directory relative to the sweep's, "." for a single run."""
+        return "." if self.directory == self.root else str(self.directory.relative_to(self.root))
+
     def _workload_seed(self) -> int:
         seed = self.config["workload"].get("seed")
         return int(self.config["measure"]["seed"] if seed is None else seed)
@@ -126,12 +133,22 @@ def _run_repeats(job: Job, directories: list[Path]) -> tuple[str, str | None]:
     """Measure one repeat after the other, each in a folder that is added to ``directories``; the first bad state."""
     check(job.config)
     states = []
+    lasted: list[float] = []
     for repeat in job.repeats:
         directory = job.directory if len(job.repeats) == 1 else job.directory / f"repeat-{repeat}"
         directories.append(directory)
-        states.append(_run_once(job, repeat, directory))
+        began = time.monotonic()
+        states.append(_run_once(job, repeat, directory, _course(job, tuple(lasted), began)))
+        lasted.append(time.monotonic() - began)
     _combine_repeats(job, directories)
     return next((s for s in states if s[0] != "ok"), ("ok", None))
+
+
+def _course(job: Job, lasted: Sequence[float], began: float) -> Callable[[], Course]:
+    """How far the command is, seen from a run that began then; jobs that a sweeper chooses count their own repeats."""
+    if job.place is None:
+        return lambda: course.of_repeats(lasted, len(job.repeats), time.monotonic() - began)
+    return lambda: course.of_sweep(job.root, job.name, time.monotonic() - began)
 
 
 def _combine_repeats(job: Job, directories: Sequence[Path]) -> None:
@@ -152,7 +169,7 @@ def _keep(job: Job, what: str, write: Callable[[], None]) -> bool:
     return True
 
 
-def _run_once(job: Job, repeat: int, directory: Path) -> tuple[str, str | None]:
+def _run_once(job: Job, repeat: int, directory: Path, where: Callable[[], Course]) -> tuple[str, str | None]:
     measure = job.config["measure"]
     title = job.title if len(job.repeats) == 1 else f"{job.title} repeat {repeat}"
     directory.mkdir(parents=True, exist_ok=True)
@@ -167,7 +184,7 @@ def _run_once(job: Job, repeat: int, directory: Path) -> tuple[str, str | None]:
         ended = message.get("ended", ended)
         display.update(message)
 
-    with JobDisplay(title) as display:
+    with JobDisplay(title, where) as display:
         try:
             run_isolated(
                 spec, directory / LOG_FILE, Limits(measure["start_timeout_s"], measure["timeout_s"]), on_message
@@ -180,7 +197,7 @@ def _run_once(job: Job, repeat: int, directory: Path) -> tuple[str, str | None]:
         except KeyboardInterrupt:
             if not written:
                 _write_failed_row(job, repeat, directory, RunFailed("interrupted by Ctrl-C"))
-            display.finish(f"interrupted after {ended} requests")
+            display.finish(f"interrupted after {ended} requests", goes_on=False)
             raise
         display.finish(_headline(directory))
     return "ok", None
@@ -261,7 +278,6 @@ def _headline(directory: Path) -> str:
 
 def _note(job: Job, state: str, error: str | None = None) -> None:
     job.root.mkdir(parents=True, exist_ok=True)
-    name = "." if job.directory == job.root else str(job.directory.relative_to(job.root))
     place = (None, None) if job.place is None else (job.place.block, job.place.position)
     digest = config_hash(job.config)
-    manifest.append(job.root, JobState(name, digest, job.overrides, state, manifest.now(), error, *place))
+    manifest.append(job.root, JobState(job.name, digest, job.overrides, state, manifest.now(), error, *place))

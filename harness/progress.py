@@ -1,14 +1,24 @@
-"""Shows what the measured process is doing: one live line in a terminal, one plain line a job elsewhere."""
+"""Shows what the measured process is doing and how far the command is.
+
+In a terminal that is one live line; elsewhere a plain line every ten seconds, so that a log or a pipe is never silent
+for long. The line that ends a run stays in both.
+"""
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any, Self
 
 from rich.console import Console
 from rich.status import Status
+
+from harness.course import Course
+
+EVERY_S = 10.0
+"""Seconds between two lines where there is no terminal."""
 
 
 class JobDisplay:
@@ -16,28 +26,38 @@ class JobDisplay:
 
     Args:
         title: what is running, for example ``#2 engine=static``.
+        course: where the command stands, asked each time it is shown; this run is not among the ended ones.
         console: where to show it; None = stderr, so that stdout holds only results.
+        every_s: seconds between two lines where there is no terminal.
     """
 
-    def __init__(self, title: str, console: Console | None = None) -> None:
+    def __init__(
+        self, title: str, course: Callable[[], Course], console: Console | None = None, every_s: float = EVERY_S
+    ) -> None:
         self._title = title
+        self._course = course
         self._console = console or Console(stderr=True)
+        self._every_s = every_s
         self._status: Status | None = None
+        self._over = threading.Event()
+        self._talker = threading.Thread(target=self._talk, name="progress", daemon=True)
+        self._began = time.monotonic()
         self._measuring_since: float | None = None
         self._phase = "starting"
         self._counts = ""
 
     def __enter__(self) -> Self:
+        self._began = time.monotonic()
         if self._console.is_terminal:
-            self._status = self._console.status(self._line())
+            self._status = self._console.status(self._live())
             self._status.start()
+        self._talker.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._status is not None:
-            self._status.stop()
+        self._hush()
 
     def update(self, message: Mapping[str, Any]) -> None:
         """Take a message of the child (see :mod:`harness.isolate`)."""
@@ -50,17 +70,48 @@ class JobDisplay:
             elapsed_s = max(time.monotonic() - since, 1e-3)
             self._counts = (
                 f"{message['ended']}/{message['total']} requests, {message['sent'] - message['ended']} in flight, "
-                f"{message['tokens'] / elapsed_s:,.0f} tok/s, {elapsed_s:.0f} s"
+                f"{message['tokens'] / elapsed_s:,.0f} tok/s"
             )
         if self._status is not None:
-            self._status.update(self._line())
+            self._status.update(self._live())
 
-    def finish(self, outcome: str) -> None:
-        """Print the one line that stays."""
+    def finish(self, outcome: str, goes_on: bool = True) -> None:
+        """Print the one line that stays.
+
+        Args:
+            goes_on: whether the runs after this one will follow.
+        """
+        self._hush()
+        left = self._course().after_this() if goes_on else ""
+        self._print(f"{self._title}: {outcome}" + (f" · {left}" if left else ""))
+
+    def _talk(self) -> None:
+        """Speak up from time to time, also while the child has nothing to say: loading a model may take minutes."""
+        while not self._over.wait(self._every_s):
+            if self._status is not None:
+                self._status.update(self._live())
+                continue
+            line = self._line()
+            if not self._over.is_set():
+                self._print(line)
+
+    def _hush(self) -> None:
+        self._over.set()
         if self._status is not None:
             self._status.stop()
-        self._console.print(f"{self._title}: {outcome}", markup=False, highlight=False, soft_wrap=True)
+        if self._talker.is_alive():
+            self._talker.join()
+
+    def _print(self, line: str) -> None:
+        self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+    def _live(self) -> str:
+        return self._line().replace("[", r"\[")
 
     def _line(self) -> str:
-        what = self._counts if self._phase == "measuring" and self._counts else self._phase
-        return f"{self._title}: {what}".replace("[", r"\[")
+        elapsed_s = time.monotonic() - self._began
+        what = self._phase
+        if self._phase == "measuring" and self._counts:
+            what = f"measuring, {self._counts}"
+        where = self._course().during_this(elapsed_s)
+        return f"{self._title}: {what}, {elapsed_s:.0f} s" + (f" · {where}" if where else "")

@@ -18,8 +18,10 @@ class Slo:
 
     Attributes:
         name: what the limits are called.
-        ttft_p50_ms … itl_p99_ms: of the run: a percentile of its requests (gaps) may be at most so long. A failed
-            request counts as one that never answered.
+        ttft_p50_ms, ttft_p95_ms, ttft_p99_ms: of the run: this percentile of its requests' times to first token. A
+            failed request counts as one that never answered.
+        itl_p95_ms, itl_p99_ms: of the run: this percentile of the gaps between tokens.
+        e2e_p95_ms: of the run: this percentile of its requests' times from submission to last token.
         request_ttft_ms: of one request: time to its first token.
         request_itl_ms: its longest gap between tokens.
         request_tpot_ms: its mean time per token after the first.

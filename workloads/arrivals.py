@@ -77,7 +77,11 @@ class Burst(OpenLoop):
 @register("constant")
 @dataclass(frozen=True)
 class Constant(OpenLoop):
-    """Request k is due at k / rate: a division each, so that no rounding accumulates."""
+    """Request k is due at k / rate: a division each, so that no rounding accumulates.
+
+    Attributes:
+        rate: requests a second.
+    """
 
     rate: float
 
@@ -91,7 +95,11 @@ class Constant(OpenLoop):
 @register("poisson")
 @dataclass(frozen=True)
 class Poisson(OpenLoop):
-    """Independent exponential gaps with mean 1 / rate; the first request comes after one gap too."""
+    """Independent exponential gaps with mean 1 / rate; the first request comes after one gap too.
+
+    Attributes:
+        rate: requests a second, on average.
+    """
 
     rate: float
 
@@ -113,6 +121,10 @@ class Gamma(OpenLoop):
 
     cv above 1 is burstier than Poisson (which is cv 1), below 1 more regular. In terms of the burstiness b of vLLM's
     benchmark, which is the gamma distribution's shape, cv = 1 / sqrt(b).
+
+    Attributes:
+        rate: requests a second, on average.
+        cv: coefficient of variation of the gaps; 1 = Poisson, more = burstier.
     """
 
     rate: float
@@ -150,7 +162,13 @@ class RateProfile(OpenLoop):
 @register("ramp")
 @dataclass(frozen=True)
 class Ramp(RateProfile):
-    """The rate goes in a straight line from ``start_rate`` to ``end_rate`` in ``ramp_s`` seconds and stays there."""
+    """The rate goes in a straight line from ``start_rate`` to ``end_rate`` in ``ramp_s`` seconds and stays there.
+
+    Attributes:
+        start_rate: requests a second at the start; 0 is allowed.
+        end_rate: requests a second from the end of the ramp on.
+        ramp_s: seconds from the one to the other.
+    """
 
     start_rate: float
     end_rate: float
@@ -178,7 +196,14 @@ class Ramp(RateProfile):
 @register("on_off")
 @dataclass(frozen=True)
 class OnOff(RateProfile):
-    """``on_s`` seconds at ``on_rate``, then ``off_s`` seconds at ``off_rate`` (0 = silence), and again."""
+    """``on_s`` seconds at ``on_rate``, then ``off_s`` seconds at ``off_rate`` (0 = silence), and again.
+
+    Attributes:
+        on_rate: requests a second during a burst.
+        on_s: seconds that a burst lasts.
+        off_s: seconds between two bursts.
+        off_rate: requests a second between bursts; 0 = silence.
+    """
 
     on_rate: float
     on_s: float
@@ -217,6 +242,7 @@ class Diurnal(RateProfile):
     """``rate`` on average, following a cosine: rate (1 + amplitude cos(2 pi (t - peak_s) / period_s)).
 
     Attributes:
+        rate: requests a second, averaged over a period.
         amplitude: 0 is constant; 1 falls to silence half a period after the peak.
         period_s: a day by default; a minute or two show the same shape in a short run.
         peak_s: when the rate is highest.
@@ -258,6 +284,7 @@ class ClosedLoop:
     """``concurrency`` clients, each sending its next request when its last one has ended and it has thought.
 
     Attributes:
+        concurrency: requests (in a workload of sessions: conversations) in flight.
         think_s: seconds on average between the end of a client's request and its next one.
         think_cv: coefficient of variation of those times, gamma distributed: 0 = always ``think_s``, 1 = exponential.
     """

@@ -17,7 +17,20 @@ from workloads.names import unknown_name
 
 @dataclass
 class LengthConfig:
-    """A length distribution: ``kind`` and the settings of that kind (``workloads.lengths``), all others null."""
+    """A length distribution: ``kind`` and the settings of that kind (``workloads.lengths``), all others null.
+
+    Attributes:
+        kind: fixed, uniform, loguniform, lognormal, empirical or table.
+        value: tokens, always (fixed).
+        low, high: fewest and most tokens, both included (uniform, loguniform, lognormal).
+        median: of the tokens (lognormal).
+        sigma: deviation of their logarithm (lognormal).
+        values: numbers of tokens to draw from (empirical).
+        weights: how often each of ``values`` comes; null = equally often (empirical).
+        path: csv file (table).
+        column: its column of tokens (table).
+        weight_column: its column of how often; null = every row once (table).
+    """
 
     kind: str = "fixed"
     value: int | None = None
@@ -34,7 +47,13 @@ class LengthConfig:
 
 @dataclass
 class PrefixConfig:
-    """Shared prefixes: ``fraction`` of the requests begin with one of ``groups`` prefixes of ``tokens`` ids."""
+    """Shared prefixes: ``fraction`` of the requests begin with one of ``groups`` prefixes of ``tokens`` ids.
+
+    Attributes:
+        fraction: share of the requests, 0 to 1.
+        tokens: length of a prefix.
+        groups: how many different prefixes.
+    """
 
     fraction: float = 0.0
     tokens: int = 0
@@ -43,7 +62,16 @@ class PrefixConfig:
 
 @dataclass
 class SyntheticWorkload:
-    """Random prompts with lengths from distributions. ``seed`` null = the seed of the run."""
+    """Random prompts with lengths from distributions.
+
+    Attributes:
+        kind: which of the workload's programs makes the requests.
+        name: what the tables call it.
+        seed: of prompts, lengths and arrivals; null = the seed of the run.
+        requests: how many.
+        prompt_tokens, output_tokens: distributions of lengths.
+        prefix: what prompts have in common.
+    """
 
     kind: str = "synthetic"
     name: str = "synthetic"
@@ -56,7 +84,13 @@ class SyntheticWorkload:
 
 @dataclass
 class NanoWorkload:
-    """Anchor ``nano``: uniform lengths in [low, high], ids below ``vocab`` (modulo the model's vocabulary)."""
+    """Anchor ``nano``: uniform lengths in [low, high], ids below ``vocab`` (modulo the model's vocabulary).
+
+    Attributes:
+        kind, name, seed, requests: as of ``synthetic``.
+        low, high: fewest and most tokens of a prompt and of an answer.
+        vocab: token ids are below this.
+    """
 
     kind: str = "nano"
     name: str = "nano"
@@ -69,7 +103,13 @@ class NanoWorkload:
 
 @dataclass
 class StagedWorkload:
-    """Anchor ``staged``: log-uniform lengths, meant for Poisson arrivals."""
+    """Anchor ``staged``: log-uniform lengths, meant for Poisson arrivals.
+
+    Attributes:
+        kind, name, seed, requests: as of ``synthetic``.
+        low, high: fewest and most tokens of a prompt and of an answer.
+        vocab: token ids are below this.
+    """
 
     kind: str = "staged"
     name: str = "staged"
@@ -87,11 +127,13 @@ class ReplaySettings:
     Attributes:
         path: the file or folder.
         window_start_s, window_end_s: part to use, in seconds after its first row; end null = all.
-        max_requests: at most this many; sampling ``first`` takes the first ones, ``spread`` takes them evenly over
-            the window, which keeps its duration and lowers its rate.
+        max_requests: at most this many.
+        sampling: which of more requests: ``first`` takes the first ones, ``spread`` takes them evenly over the window,
+            which keeps its duration and lowers its rate.
         time_scale: recorded gaps are multiplied by it: 0.5 replays twice as fast.
         length_scale: prompt and output lengths are multiplied by it.
-        length_cap: no prompt and no output is longer than this; output_cap: further cap on outputs alone.
+        length_cap: no prompt and no output is longer than this.
+        output_cap: further cap on outputs alone.
     """
 
     path: str | None = None
@@ -107,7 +149,12 @@ class ReplaySettings:
 
 @dataclass
 class TraceWorkload(ReplaySettings):
-    """Requests of a recorded trace; ``format`` is a name of ``workloads.traces.READERS``."""
+    """Requests of a recorded trace.
+
+    Attributes:
+        kind, name, seed: as of ``synthetic``.
+        format: who can read it, a name of ``workloads.traces.READERS``.
+    """
 
     kind: str = "trace"
     name: str = "trace"
@@ -117,7 +164,12 @@ class TraceWorkload(ReplaySettings):
 
 @dataclass
 class ServeGenWorkload(ReplaySettings):
-    """Requests drawn from a ServeGen pool; ``rate`` scales all clients to that many requests/s, null = as recorded."""
+    """Requests drawn from a ServeGen pool.
+
+    Attributes:
+        kind, name, seed: as of ``synthetic``.
+        rate: all clients are scaled to that many requests a second together; null = as recorded.
+    """
 
     kind: str = "servegen"
     name: str = "servegen"
@@ -130,6 +182,8 @@ class LengthTableWorkload:
     """Pairs of prompt and output length from a table (``workloads.length_table``), drawn together.
 
     Attributes:
+        kind, name, seed: as of ``synthetic``.
+        path: the csv.
         requests: how many are drawn, with repetition.
         prompt_column, output_column, weight_column: of the csv; weight null = every row is equally likely.
         length_scale, length_cap, output_cap: as in a replay.
@@ -153,12 +207,15 @@ class SessionsWorkload:
     """Conversations of several turns (``workloads.sessions``); each arrival starts one.
 
     Attributes:
+        kind, name, seed: as of ``synthetic``.
         sessions: number of conversations.
-        turns: of a conversation.
-        new_tokens: what a turn adds to the prompt; output_tokens: what it asks for.
+        turns: of a conversation: a distribution, as of lengths.
+        new_tokens: what a turn adds to the prompt.
+        output_tokens: what a turn asks for.
         system_tokens: ids with which every conversation begins, all with the same.
         think_s: seconds on average between an answer's end and the next turn (``loop: closed``), or between the due
-            times of two turns (``loop: open``); think_cv: their coefficient of variation, gamma distributed.
+            times of two turns (``loop: open``).
+        think_cv: their coefficient of variation, gamma distributed.
         loop: ``closed`` sends a turn after the answer before it; ``open`` at a time fixed beforehand.
         history: what stands in a prompt for the answers before it: ``answered`` (the ids that were answered, for
             ``loop: closed``) or ``planned`` (random ids as many as were asked for, the same for every engine).
@@ -185,10 +242,13 @@ class PromptsFileWorkload:
     """Prompts of a jsonl file (``workloads.prompts_file``).
 
     Attributes:
+        kind, name, seed: as of ``synthetic``.
+        path: the file.
         max_requests: the first ones in order of ``due_s``, or of the file where a line has none.
         max_new_tokens: for lines that give none.
         window_start_s, window_end_s, time_scale: of ``due_s`` as it stands; the window's start becomes 0.
-        length_cap: longer prompts are cut to their first ids; output_cap: no answer is longer.
+        length_cap: longer prompts are cut to their first ids.
+        output_cap: no answer is longer.
     """
 
     kind: str = "prompts_file"

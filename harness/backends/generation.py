@@ -15,7 +15,9 @@ class GenerationSettings:
 
     Attributes:
         do_sample: False = greedy; then temperature, top_k, top_p and seed must stay unset.
-        temperature, top_k, top_p: None = 1.0, all tokens, 1.0.
+        temperature: what logits are divided by; None = 1.0.
+        top_k: as many of the likeliest tokens; None = all.
+        top_p: the likeliest tokens that together have this probability; None = 1.0, all.
         seed: of the backend's random generator.
         ignore_eos: every request runs to its max_new_tokens; the default, because prompts of random ids make an
             end-of-sequence token meaningless and equal output lengths make engines comparable.

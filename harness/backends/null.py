@@ -27,6 +27,10 @@ class NullSettings:
     following ones every ``itl_ms + (k mod 8) * itl_step_ms``.
 
     Attributes:
+        ttft_ms: first delivery of every eighth request.
+        ttft_step_ms: how much later that of the next one is.
+        itl_ms: between two deliveries of every eighth request.
+        itl_step_ms: how much more of the next one.
         tokens_per_delivery: tokens in each delivery; the last one holds what is left.
     """
 

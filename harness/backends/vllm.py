@@ -37,6 +37,13 @@ class VllmSettings:
     Attributes:
         model, load_format, revision: as those of the group ``model``, from which the configuration fills them.
         dtype: of weights and cache; "auto" = what the model's config says.
+        block_size: tokens of a block of the KV cache.
+        max_model_len: longest prompt and answer together, in tokens.
+        max_num_batched_tokens: tokens of one step at most.
+        max_num_seqs: requests of one step at most.
+        gpu_memory_utilization: share of the GPU's memory it may take.
+        enable_prefix_caching: reuse the blocks of prompts that begin alike.
+        enforce_eager: without CUDA graphs and torch.compile.
     """
 
     model: str

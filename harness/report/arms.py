@@ -10,6 +10,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import pandas as pd
 
@@ -60,7 +61,7 @@ class Arm:
     is_replica: bool = False
     is_baseline: bool = False
 
-    @property
+    @cached_property
     def measured(self) -> pd.DataFrame:
         """Runs that ended ok: only they enter numbers."""
         return self.runs[self.runs["status"] == "ok"]

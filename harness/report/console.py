@@ -69,13 +69,22 @@ def _content(
     """Title, headers and rows of a facet's table."""
     baseline = baseline_of(members)
     peak = memory_metric(results.runs)
-    title = facet or str(
-        members[0].runs["workload"].dropna().iloc[0] if members[0].runs["workload"].notna().any() else ""
-    )
     headers = ["arm", "tok/s", *(["ratio", "verdict"] if baseline else []), *_LATENCIES.values()]
     headers += ["peak RSS" if peak == "peak_rss_bytes" else "peak GPU", "failed", "same tokens"]
     rows = [_row(arm, baseline, peak, finding_of(findings, facet, arm.series, "gen_tok_s")) for arm in members]
-    return f"{escape(title)} (times in ms)" if title else "times in ms", headers, rows
+    return _title(facet, members, results), headers, rows
+
+
+def _title(facet: str, members: list[Arm], results: Results) -> str:
+    """What is varied, on what: ``max_batch_tokens: engine.max_batch_tokens · mixed_staged · smollm2 · cpu``."""
+    runs = members[0].runs
+    varied = [str(v) for name in ("experiment", "variable") for v in runs[name].dropna().unique()]
+    # what the facet does not say is the same in all of them
+    equal = [results.runs[name].dropna().unique() for name in ("workload", "model", "device")]
+    on = [facet, *(str(values[0]) for values in equal if len(values) == 1)]
+    head = ": ".join(dict.fromkeys(varied))
+    said = " · ".join(part for part in on if part)
+    return escape(f"{head} on {said}" if head and said else head or said) + " (times in ms)"
 
 
 def _fitting(

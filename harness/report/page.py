@@ -33,6 +33,7 @@ td:first-child { font-weight: 600; }
 td { white-space: nowrap; } td:first-child { white-space: normal; }
 table.text th, table.text td { text-align: left; white-space: normal; }
 table.text td { overflow-wrap: anywhere; min-width: 6rem; max-width: 30rem; }
+table.text td:first-child { overflow-wrap: break-word; }
 .few { opacity: .5; }
 .bad { color: var(--warn); font-weight: 600; }
 .plots { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 26rem), 1fr)); gap: 1.2rem; }
@@ -48,8 +49,11 @@ pre { background: var(--tint); padding: .7rem .9rem; overflow-x: auto; white-spa
 details { margin: .6rem 0; } summary { cursor: pointer; color: var(--accent); }
 @media print {
   :root { --page: #fff; --text: #000; --soft: #444; --line: #bbb; --tint: #f2f2f2; --warn: #8a3c00; --warn-tint: #fff; }
-  body { font-size: 10pt; } main { max-width: none; padding: 0; } h2 { break-after: avoid; }
+  html, body { font-size: 9pt; } main, p, figcaption { max-width: none; } main { padding: 0; }
+  h2 { break-after: avoid; }
   table { font-size: 7pt; } th, td { padding: .2rem .3rem; } .scroll { overflow: visible; } tr { break-inside: avoid; }
+  .wide table { font-size: 5pt; } .wide th, .wide td { padding: .15rem .12rem; }
+  .wide td:first-child { min-width: 4rem; }
   th:first-child, td:first-child { position: static; }
   .plots { grid-template-columns: 1fr 1fr; }
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -29,6 +30,9 @@ _NEEDED: dict[str, tuple[str, ...] | None] = {
     "divergences": None,
     "calibration": None,
 }
+
+
+_MISSING = " is missing: the sections made of it are left out"
 
 
 class ResultsError(ValueError):
@@ -59,7 +63,14 @@ class Results:
     def of_run(self, table: str, run_id: str) -> pd.DataFrame:
         """Rows of one run."""
         frame = self.tables[table]
-        return frame[frame["run_id"] == run_id]
+        if table not in self._positions:
+            self._positions[table] = frame.groupby("run_id", sort=False).indices
+        return frame.iloc[self._positions[table].get(run_id, [])]
+
+    @cached_property
+    def _positions(self) -> dict[str, Mapping[str, np.ndarray]]:
+        """Row numbers by table and run, found once a table: a long step log is not searched again for each run."""
+        return {}
 
 
 def read_results(directory: Path) -> Results:
@@ -76,7 +87,17 @@ def read_results(directory: Path) -> Results:
     if tables["runs"].empty:
         raise ResultsError(f"{directory}: {'; '.join(notes) or 'its runs table has no rows'}")
     jobs = _jobs(directory, notes)
-    return Results(directory, tables, tuple(notes), jobs, _folders_of_runs(directory))
+    return Results(directory, tables, tuple(_with_missing_at_once(notes)), jobs, _folders_of_runs(directory))
+
+
+def _with_missing_at_once(notes: Sequence[str]) -> list[str]:
+    """Each note once, and those of missing tables as one."""
+    different = list(dict.fromkeys(notes))
+    files = [note.removesuffix(_MISSING) for note in different if note.endswith(_MISSING)]
+    if len(files) < 2:
+        return different
+    rest = [note for note in different if not note.endswith(_MISSING)]
+    return [*rest, f"{', '.join(files)} are missing: the sections made of them are left out"]
 
 
 def _folders_of_runs(directory: Path) -> dict[str, str]:
@@ -126,7 +147,7 @@ def _joined(name: str, folders: Sequence[Path], notes: list[str]) -> pd.DataFram
 def _table(name: str, folder: Path, notes: list[str]) -> pd.DataFrame:
     path = folder / f"{name}.parquet"
     if not path.is_file():
-        notes.append(f"{path.name} is missing: the sections made of it are left out")
+        notes.append(f"{path.name}{_MISSING}")
         return empty_table(name)
     wanted = _NEEDED[name]
     try:
@@ -136,7 +157,8 @@ def _table(name: str, folder: Path, notes: list[str]) -> pd.DataFrame:
         if "run_id" in missing:
             raise ValueError("it has no run_id")
         if missing:
-            notes.append(f"{path.name} comes from another version: without {', '.join(missing)}, taken as unknown")
+            shown = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more columns" if len(missing) > 3 else "")
+            notes.append(f"{path.name} comes from another version: without {shown}, taken as unknown")
         return _finite(conform(name, frame[[c for c in frame.columns if c in known]]), path.name, notes)
     except (OSError, ValueError, KeyError, TypeError) as error:  # pyarrow's errors are ValueErrors and OSErrors
         notes.append(f"{path.name} cannot be read ({_first_line(error)}): the sections made of it are left out")

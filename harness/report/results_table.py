@@ -92,9 +92,8 @@ def _table(members: Sequence[Arm], shown: dict[str, str], findings: Sequence[Fin
     if "gen_tok_s" not in shown:
         heads += _GATE_HEADS
     rows = "\n".join(f"<tr>{_cells(arm, baseline, shown, findings)}</tr>" for arm in members)
-    return (
-        f'<div class="scroll"><table><thead><tr>{"".join(heads)}</tr></thead>\n<tbody>\n{rows}\n</tbody></table></div>'
-    )
+    table = f"<table><thead><tr>{''.join(heads)}</tr></thead>\n<tbody>\n{rows}\n</tbody></table>"
+    return f'<div class="scroll wide">{table}</div>'
 
 
 def _cells(arm: Arm, baseline: Arm | None, shown: dict[str, str], findings: Sequence[Finding]) -> str:

@@ -146,7 +146,8 @@ def test_show_config_and_help(capfd):
     assert stop.value.code == 0
     shown = capfd.readouterr().out
     assert "cb-bench -m experiment=max_batch_tokens" in shown
-    assert re.search(r"engine: .*\bours, ours_base, ", shown)
+    assert re.search(r"engine: what is measured.*\n.*\bours, ours_base, ", shown)
+    assert "dry_run          list the runs" in shown
     assert "_schema" not in shown
 
 

@@ -133,14 +133,24 @@ def test_minutes_come_from_the_same_config_then_from_alike_ones_then_from_the_ar
     assert (bare.seconds, bare.is_floor) == (23 / 2, True)  # 24 requests, two a second, the first at 0
     lines = listing([PlannedRun(j.name, j.config) for j in plan.jobs], known, finished=2)
     assert "1.5 min" in lines[0]
-    assert lines[-1] == "3 runs of 3 configs (2 more are measured already): about 5.5 minutes one after the other"
+    assert lines[-1] == "3 runs of 3 configs (2 more are measured already): about 5.5 min one after the other"
+
+
+def test_nothing_is_promised_of_what_was_never_measured():
+    plan = make_plan(["-m", "engine='null'", "model=tiny-llama", "arrival=burst,constant", "engine.ttft_ms=10"])
+    runs = [PlannedRun(j.name, j.config) for j in plan.jobs]
+    lines = listing(runs, History({}, {}))  # 24 requests: at once, and two a second
+    assert "unknown  never measured here" in lines[0]
+    assert ">= 12 s  arrivals alone" in lines[1]
+    assert lines[-1].endswith(": at least 12 s one after the other, and 1 of unknown length")
+    assert listing(runs[:1], History({}, {}))[-1].endswith(": how long is unknown, nothing like it was measured here")
 
 
 def test_times_of_a_trace_are_not_guessed():
     config = make_plan(["engine='null'", "workload=shared_prefix", "arrival=as_recorded"]).configs[0]
     found = estimate(config, History({}, {}))
     assert (found.seconds, found.basis) == (None, "never measured here")
-    assert "? min" in listing([PlannedRun("x", config)], History({}, {}))[0]
+    assert "unknown" in listing([PlannedRun("x", config)], History({}, {}))[0]
 
 
 @pytest.mark.parametrize("spelling", ["dry_run=true", "--dry-run"])

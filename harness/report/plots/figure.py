@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from io import BytesIO, StringIO
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.transforms import Bbox
 
 INK = "#1b1d21"
 PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
@@ -107,6 +109,32 @@ def legend_above(ax: Axes, handles: Sequence[Artist] | None = None) -> None:
     ax.legend(handles=shown, loc="lower left", bbox_to_anchor=(0, 1.0), ncols=columns, borderaxespad=0.2)
 
 
+def annotate_apart(ax: Axes, names: Sequence[tuple[str, tuple[float, float]]]) -> list[str]:
+    """Write names beside their points, the first ones first, and return those that would have covered another.
+
+    The limits of the axes must be final.
+    """
+    figure = ax.get_figure(root=True)
+    assert figure is not None
+    figure.draw_without_rendering()  # only then is it known where a point is
+    placed: list[Bbox] = []
+    left_out: list[str] = []
+    for name, point in names:
+        for dy, (dx, side) in product((4, -11, 14, -21), ((5, "left"), (-5, "right"))):
+            text = ax.annotate(name, point, xytext=(dx, dy), textcoords="offset points", fontsize=8, ha=side)
+            text.set_in_layout(False)  # room for a name would move the points
+            box = text.get_window_extent()
+            wide = ax.bbox.x0 <= box.x0 and box.x1 <= figure.bbox.x1
+            inside = wide and ax.bbox.y0 <= box.y0 and box.y1 <= figure.bbox.y1
+            if inside and not any(box.overlaps(other) for other in placed):
+                placed.append(box)
+                break
+            text.remove()
+        else:
+            left_out.append(name)
+    return left_out
+
+
 def save(figure: Figure, directory: Path, name: str, caption: str) -> Plot:
     """Write ``name``.png and ``name``.svg into ``directory`` and return the picture for a page."""
     name = re.sub(r"[^\w.=-]+", "-", name).strip("-")
@@ -114,6 +142,7 @@ def save(figure: Figure, directory: Path, name: str, caption: str) -> Plot:
     png, svg = BytesIO(), StringIO()
     with look():
         figure.savefig(png, format="png", dpi=_DPI, facecolor="white")
+        figure.set_layout_engine("none")  # it has settled; finding it once more is a third of the time of a report
         figure.savefig(svg, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
     text = _in_ink(svg.getvalue())
     _replace(directory / f"{name}.png", png.getvalue())

@@ -9,7 +9,17 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from harness.report.arms import Arm
-from harness.report.plots.figure import INK, LINES, MARKERS, PALETTE, from_zero, legend_above, look, new_figure
+from harness.report.plots.figure import (
+    INK,
+    LINES,
+    MARKERS,
+    PALETTE,
+    annotate_apart,
+    from_zero,
+    legend_above,
+    look,
+    new_figure,
+)
 
 _LATENCIES = (("ttft_sched", "TTFT", (50, 95)), ("itl", "ITL", (50, 99)))
 _LOG_FROM = 20  # latencies that span this factor are drawn on a logarithmic axis
@@ -99,20 +109,22 @@ def pareto(arms: Sequence[Arm], latency: str = "ttft_p95_ms") -> tuple[Figure, s
         figure, (ax,) = new_figure(3.0)
         line = sorted((known[k][:2] for k in front), key=lambda p: p[0])
         ax.plot([p[0] for p in line], [p[1] for p in line], "-", color=INK, alpha=0.5, linewidth=1)
-        for k, (ms, rate, arm) in enumerate(known):
+        for k, (ms, rate, _) in enumerate(known):
             face = PALETTE[0] if k in front else "none"
             ax.plot(ms, rate, MARKERS[0], color=PALETTE[0], markerfacecolor=face, markersize=6)
-            ax.annotate(arm.series, (ms, rate), xytext=(5, 4), textcoords="offset points", fontsize=8)
         from_zero(ax)
         ax.set_xlim(0, max(ms for ms, *_ in known) * 1.35)  # room for the names
         ax.set_xlabel(
             f"{latency.removesuffix('_ms').replace('_', ' ').replace('ttft', 'TTFT').replace('itl', 'ITL')} (ms)"
         )
         ax.set_ylabel("generated tokens/s")
-    return figure, (
+        first = sorted(range(len(known)), key=lambda k: k not in front)  # those must have their names
+        unnamed = annotate_apart(ax, [(known[k][2].series, known[k][:2]) for k in first])
+    caption = (
         "Throughput against latency, medians over repeats: up and to the left is better. Filled and joined: no other "
         "arm is better in both."
     )
+    return figure, caption + (f" Without room for a name: {', '.join(unnamed)}." if unnamed else "")
 
 
 def pareto_front(points: Sequence[tuple[float, float]]) -> set[int]:

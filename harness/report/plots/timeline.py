@@ -9,10 +9,12 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.ticker import FuncFormatter, NullLocator
 
 from harness.report.plots.figure import INK, PALETTE, from_zero, legend_above, look, new_figure
 
 _BINS = 600  # more steps than this are drawn as the extremes of so many bins
+_LOG_FROM = 20  # a step so many times as long as the median one would press the others to the axis
 _REQUESTS = 240  # more requests than this are drawn as every k-th
 _BLUE, _RED, _GREEN = PALETTE[0], PALETTE[1], PALETTE[2]
 
@@ -74,7 +76,13 @@ def _duration(ax: Axes, rows: pd.DataFrame, bins: np.ndarray) -> None:
         if chosen.any():
             t, v = _binned(rows[chosen], "step_ms", bins[chosen])
             ax.plot(t, v, marker, color=colour, markersize=2.6, markeredgewidth=0, alpha=0.8, label=kind or "step")
-    from_zero(ax)
+    known = rows["step_ms"].dropna()
+    if known.min() > 0 and known.max() / known.median() > _LOG_FROM:
+        ax.set_yscale("log")
+        ax.yaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{v:g}"))
+        ax.yaxis.set_minor_locator(NullLocator())
+    else:
+        from_zero(ax)
     ax.set_ylabel("step (ms)")
     legend_above(ax)
 

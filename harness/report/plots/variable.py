@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter
 
 from harness.report.arms import Arm
 from harness.report.plots.figure import LINES, MARKERS, PALETTE, from_zero, legend_above, look, new_figure
@@ -35,6 +36,7 @@ def metric_vs_variable(arms: Sequence[Arm], metric: str) -> tuple[Figure, str] |
             ax.fill_between(x, scaled[1], scaled[2], color=colour, alpha=0.2, linewidth=0)
         if values[0] > 0 and values[-1] / values[0] >= _LOG_FROM:
             ax.set_xscale("log", base=2)
+            ax.xaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{v:g}"))  # 512, as the setting is written
             ax.minorticks_off()
         if len(values) <= 8:
             ax.set_xticks(values, [f"{v:g}" for v in values])
