@@ -29,7 +29,7 @@ th { font-weight: 600; vertical-align: bottom; background: var(--tint); }
 th small, td small { display: block; color: var(--soft); font-weight: 400; white-space: nowrap; }
 th:first-child, td:first-child { text-align: left; position: sticky; left: 0; background: var(--page); }
 thead th:first-child { background: var(--tint); }
-td:first-child { font-weight: 600; }
+td:first-child { font-weight: 600; min-width: 7rem; }
 td { white-space: nowrap; } td:first-child { white-space: normal; }
 table.text th, table.text td { text-align: left; white-space: normal; }
 table.text td { overflow-wrap: anywhere; min-width: 6rem; max-width: 30rem; }

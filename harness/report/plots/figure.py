@@ -15,13 +15,14 @@ from dataclasses import dataclass
 from io import BytesIO, StringIO
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import matplotlib as mpl
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 from matplotlib.transforms import Bbox
 
 INK = "#1b1d21"
@@ -97,6 +98,15 @@ def series_colours(series: Sequence[str]) -> dict[str, str]:
 def from_zero(ax: Axes) -> None:
     """The y axis from 0 to a little above what is drawn: a cut axis makes small differences look large."""
     ax.set_ylim(0, max(ax.dataLim.y1 * 1.08, 1e-9))
+
+
+def log_scale(ax: Axes, which: Literal["x", "y"]) -> None:
+    """A logarithmic axis with plain numbers at 1, 2 and 5 of each decade."""
+    (ax.set_xscale if which == "x" else ax.set_yscale)("log")
+    axis = ax.xaxis if which == "x" else ax.yaxis
+    axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axis.set_major_formatter(FuncFormatter(lambda v, _: f"{v:g}"))
+    axis.set_minor_locator(NullLocator())
 
 
 def legend_above(ax: Axes, handles: Sequence[Artist] | None = None) -> None:

@@ -7,10 +7,9 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from harness.report.arms import Arm
-from harness.report.plots.figure import LINES, legend_above, look, new_figure
+from harness.report.plots.figure import LINES, legend_above, log_scale, look, new_figure
 from harness.report.read import Results
 
 # Enough points for a smooth curve and a true tail, however many samples there are.
@@ -54,10 +53,7 @@ def _cdf(
         ax.set_ylim(0, 1.01)
         ax.set_ylabel(f"share of {what}")
         if smallest > 0 and largest / smallest > _LOG_FROM:
-            ax.set_xscale("log")
-            ax.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-            ax.xaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{v:g}"))
-            ax.xaxis.set_minor_locator(NullLocator())
+            log_scale(ax, "x")
         else:
             ax.set_xlim(left=0)
         ax.set_xlabel(label)

@@ -17,6 +17,7 @@ from harness.report.plots.figure import (
     annotate_apart,
     from_zero,
     legend_above,
+    log_scale,
     look,
     new_figure,
 )
@@ -70,7 +71,7 @@ def _latency(
             ax.axhline(limit, linestyle=":", color=PALETTE[i], linewidth=1.6, label=f"SLO p{percentile} {limit:g} ms")
             seen.append(limit)
     if seen and min(seen) > 0 and max(seen) / min(seen) > _LOG_FROM:
-        ax.set_yscale("log")
+        log_scale(ax, "y")
     else:
         from_zero(ax)
     ax.set_ylabel(f"{name} (ms)")

@@ -9,9 +9,8 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import FuncFormatter, NullLocator
 
-from harness.report.plots.figure import INK, PALETTE, from_zero, legend_above, look, new_figure
+from harness.report.plots.figure import INK, PALETTE, from_zero, legend_above, log_scale, look, new_figure
 
 _BINS = 600  # more steps than this are drawn as the extremes of so many bins
 _LOG_FROM = 20  # a step so many times as long as the median one would press the others to the axis
@@ -78,9 +77,7 @@ def _duration(ax: Axes, rows: pd.DataFrame, bins: np.ndarray) -> None:
             ax.plot(t, v, marker, color=colour, markersize=2.6, markeredgewidth=0, alpha=0.8, label=kind or "step")
     known = rows["step_ms"].dropna()
     if known.min() > 0 and known.max() / known.median() > _LOG_FROM:
-        ax.set_yscale("log")
-        ax.yaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{v:g}"))
-        ax.yaxis.set_minor_locator(NullLocator())
+        log_scale(ax, "y")
     else:
         from_zero(ax)
     ax.set_ylabel("step (ms)")
