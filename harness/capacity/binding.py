@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from harness.capacity.search import Point
+from harness.capacity.search import Point, falls_behind
 
 BUSY = 0.95
 """Share of the time from which the device counts as busy all the time."""
@@ -43,7 +43,8 @@ def binding_constraint(point: Point) -> Binding:
     """What the run just above the capacity ran into.
 
     Memory first (preemptions, or requests that wait while blocks are short), then places, then a device that is busy
-    all the time; if none of them, the limit itself: it is the time of the work, not the waiting for it.
+    all the time while requests wait for it; if none of them, the limit itself: it is the time of the work, not the
+    waiting for it.
     """
     steps = _steps(point)
     broken = str(point.values["slo_broken"] or "it falls behind its arrivals")
@@ -60,11 +61,25 @@ def binding_constraint(point: Point) -> Binding:
     if waits > OFTEN and full > OFTEN:
         return Binding("max_requests", f"{full:.0%} of the steps have all {limit} places taken ({broken})")
     busy = busy_share(point)
-    if busy >= BUSY:
-        return Binding("compute", f"a step ran {busy:.0%} of the time ({broken})")
     first = re.match(r"(ttft|itl|e2e)", broken)
     name = first[1] if first and first[1] != "e2e" else "compute"
-    return Binding(name, f"{broken}, though a step ran only {busy:.0%} of the time: single steps take too long")
+    # Whoever decodes keeps the device busy, at a low load too: it is short of time only if requests wait for it.
+    if busy >= BUSY and (waits > OFTEN or name == "compute" or falls_behind(point.record)):
+        return Binding("compute", f"a step ran {busy:.0%} of the time and requests waited for it ({broken})")
+    if name == "itl":
+        return Binding(name, f"{broken}, {_long_steps(steps)}")
+    return Binding(name, f"{broken}, though few wait (a step ran {busy:.0%} of the time): single steps take too long")
+
+
+def _long_steps(steps: pd.DataFrame) -> str:
+    """What the steps hold that make the longest gaps."""
+    end = steps["t_ns"].to_numpy() / 1e6 + steps["step_ms"].to_numpy()
+    gap = np.diff(end, prepend=end[:1])
+    long = steps[gap >= np.quantile(gap, 0.99)]
+    tokens = int(long["prefill_tokens"].median())
+    if not tokens:
+        return "and its longest steps hold no prompt: decoding itself takes too long"
+    return f"and its longest steps hold {tokens:,} prompt tokens: a smaller max_batch_tokens cuts them"
 
 
 def busy_share(point: Point) -> float:

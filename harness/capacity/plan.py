@@ -33,6 +33,9 @@ from workloads.workload import Workload
 MOST_REPLICAS = 32
 """Larger fleets are not replayed: more of the same."""
 
+WIDE = 0.3
+"""Seeds that differ by more than this share are worth a remark."""
+
 
 @dataclass(frozen=True)
 class PlanSettings:
@@ -72,6 +75,8 @@ class Plan:
     """What was found. ``capacity`` is None, and ``unmet`` says why, where no rate keeps the SLO.
 
     Attributes:
+        capacity: with the measured settings; improved: with the recommended ones, None where those are the same.
+        binding: of the measured settings; what follows is of the recommended ones.
         gpus: for the target rate with headroom; cost_per_million: of generated tokens, at that utilisation.
         fleet: one row a router, of that many GPUs at the target rate; empty without a target.
         extrapolated: share of the steps at the capacity that are larger than any measured one.
@@ -84,6 +89,7 @@ class Plan:
     validation: Validation
     kv: KvCapacity
     capacity: Capacity | None
+    improved: Capacity | None
     unmet: str | None
     binding: Binding | None
     little: LittlesLaw | None
@@ -136,6 +142,7 @@ def make_plan(results: Results, workload: Workload, settings: PlanSettings, say:
             validation,
             kv,
             None,
+            None,
             unmet,
             None,
             None,
@@ -146,32 +153,35 @@ def make_plan(results: Results, workload: Workload, settings: PlanSettings, say:
             None,
             tuple(notes),
         )
-    kept = found.kept[0]
-    sure = found.rate if found.low is None else found.low
+    setup_after, tried, improved = setup, dict[str, str](), None
+    if settings.recommend:
+        base = found.by_seed[0]
+
+        def capacity_of(other: EngineSetup, shown: str, count: int = 1) -> Capacity:
+            told = _prefixed(say, f"trying {shown}")
+            tried_with, n = seeds[:count], settings.requests
+            return find_capacity(load, other, model, settings.slo, requests=n, seeds=tried_with, start=base, say=told)
+
+        setup_after, tried = improve(setup, base, capacity_of)
+        if setup_after != setup:
+            improved = capacity_of(setup_after, "the recommended settings", settings.seeds)
+    chosen = improved or found
+    kept = chosen.kept[0]
     gpus = None
     if settings.target_rate is not None:
-        if sure <= 0:
-            notes.append(
-                "the interval of the capacity reaches 0: raise seeds or requests; GPUs are counted by its mean"
-            )
-            sure = found.rate
-        gpus = math.ceil(settings.target_rate / (sure * (1 - settings.headroom)))
+        gpus = math.ceil(settings.target_rate / (chosen.sure * (1 - settings.headroom)))
+    if len(found.by_seed) > 1 and max(found.by_seed) > (1 + WIDE) * min(found.by_seed):
+        shown = ", ".join(f"{rate:.3g}" for rate in found.by_seed)
+        notes.append(
+            f"stretches of the workload differ: the seeds found {shown} requests/s; raise requests (longer stretches) "
+            "or seeds (more of them)"
+        )
     cost = None
     if settings.price_per_gpu_hour is not None:
         carried = settings.target_rate / gpus if settings.target_rate and gpus else kept.rate * (1 - settings.headroom)
         cost = cost_per_million(
             settings.price_per_gpu_hour, carried, kept.values["generated_tokens"] / kept.values["n_ok"]
         )
-    setup_after, tried = setup, dict[str, str]()
-    if settings.recommend:
-        base = found.by_seed[0]
-
-        def capacity_of(other: EngineSetup, shown: str) -> Capacity:
-            told = _prefixed(say, f"trying {shown}")
-            seed, n = seeds[:1], settings.requests
-            return find_capacity(load, other, model, settings.slo, requests=n, seeds=seed, start=base, say=told)
-
-        setup_after, tried = improve(setup, base, capacity_of)
     longest = max(len(r.prompt_ids) + r.max_new_tokens for r in workload.requests)
     config = recommended(setup_after, _sources(results, runs[0]), tried, int(kept.values["running_max"]), longest)
     steps = int(kept.values["steps"])
@@ -184,12 +194,13 @@ def make_plan(results: Results, workload: Workload, settings: PlanSettings, say:
         validation,
         kv,
         found,
+        improved,
         None,
         binding_constraint(found.broken[0]),
         littles_law(kept),
         gpus,
         cost,
-        _fleet(load, setup, model, settings, gpus, notes, say),
+        _fleet(load, setup_after, model, settings, gpus, notes, say),
         tuple(config),
         beyond / steps if steps else None,
         tuple(notes),

@@ -27,7 +27,7 @@ class Setting:
 def candidates(setup: EngineSetup) -> list[dict[str, Any]]:
     """Single changes that are tried, one variable each."""
     tokens = setup.max_batch_tokens
-    sizes = [n for n in (tokens // 4, tokens // 2, tokens * 2) if 256 <= n <= 16384]
+    sizes = [n for n in (tokens // 8, tokens // 4, tokens // 2, tokens * 2) if 256 <= n <= 16384]
     other = "prefill_first" if setup.scheduler_type == "fifo" else "fifo"
     return [*({"max_batch_tokens": n} for n in sizes), {"scheduler_type": other}]
 

@@ -66,6 +66,13 @@ class Capacity:
     broken: tuple[Point, ...]
     points: tuple[Point, ...]
 
+    @property
+    def sure(self) -> float:
+        """Rate to count GPUs by: the lower end of the interval, or what the worst seed found if that is more. Of few
+        seeds that differ much, the interval reaches below anything that was seen."""
+        worst = min(self.by_seed)
+        return worst if self.low is None else max(self.low, worst)
+
 
 Runner = Callable[[float, int], Point]
 

@@ -27,12 +27,16 @@ def headline(plan: Plan) -> list[str]:
     lines = [f"One GPU carries {rate_words(plan.capacity)} of '{plan.workload.name}' within {limits(plan)}."]
     if plan.binding is not None:
         lines.append(binding_words(plan.binding))
+    if plan.improved is not None:
+        lines.append(f"With the recommended settings it carries {rate_words(plan.improved)}.")
     target = plan.settings.target_rate
     if plan.gpus is not None and target is not None:
         gpus = f"{plan.gpus} GPU" + ("s" if plan.gpus > 1 else "")
+        sure = number((plan.improved or plan.capacity).sure)
         lines.append(
-            f"{number(target)} requests/s need {gpus}, with {plan.settings.headroom:.0%} headroom at the lower end of "
-            "the interval."
+            f"{number(target)} requests/s need {gpus}{' with those' if plan.improved is not None else ''}, with "
+            f"{plan.settings.headroom:.0%} headroom below {sure} requests/s each "
+            "(the lower end of the interval, or the worst seed if that is more)."
         )
     if plan.cost_per_million is not None:
         lines.append(f"A million generated tokens cost {number(plan.cost_per_million)} at that load.")

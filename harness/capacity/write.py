@@ -29,8 +29,9 @@ def write_plan(plan: Plan, directory: Path, command: Sequence[str]) -> Path:
     if plan.recommended:
         (directory / SETTINGS).write_text(as_yaml(plan.recommended), encoding="utf-8")
     if plan.capacity is not None:
-        record = plan.capacity.kept[0].record
-        record.identity |= {"model": ", ".join(plan.model.source.get("model", ())), "seed": plan.capacity.kept[0].seed}
+        point = (plan.improved or plan.capacity).kept[0]
+        record = point.record
+        record.identity |= {"model": ", ".join(plan.model.source.get("model", ())), "seed": point.seed}
         write_result(directory / "at_capacity", compute_tables(record))
     path = directory / PAGE
     aside = path.with_name(f".{PAGE}.{os.getpid()}")
@@ -48,6 +49,10 @@ def tables(plan: Plan) -> dict[str, pd.DataFrame]:
         "capacity_request_s": None if capacity is None else capacity.rate,
         "capacity_low_request_s": None if capacity is None else capacity.low,
         "capacity_high_request_s": None if capacity is None else capacity.high,
+        "improved_request_s": None if plan.improved is None else plan.improved.rate,
+        "improved_low_request_s": None if plan.improved is None else plan.improved.low,
+        "improved_high_request_s": None if plan.improved is None else plan.improved.high,
+        "counted_by_request_s": None if capacity is None else (plan.improved or capacity).sure,
         "unmet": plan.unmet,
         "binding": None if plan.binding is None else plan.binding.name,
         "binding_reason": None if plan.binding is None else plan.binding.reason,
