@@ -262,8 +262,7 @@ class ContinuousBatchingManager(EngineClient):
 
     def measured_settings(self) -> list[tuple[str, Any, str]]:
         """(name, value, source) of what was decided by timing at warm-up, in the form of ``resolved_config.rows()``."""
-        tuned = None if self._core is None else self._core.runner.executor.tuned
-        return [] if tuned is None else [("linear_kernels", str(tuned.report()), "derived: fastest on this device")]
+        return [] if self._core is None else self._core.runner.measured_settings()
 
     def reset_counters(self) -> None:
         """Count anew, for instance after a warm-up."""

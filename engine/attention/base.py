@@ -15,12 +15,15 @@ class AttentionBackend(Protocol):
     Attributes:
         name: as in ``attn_implementation``.
         capturable: whether its calls may be recorded in a CUDA graph.
+        any_lengths: whether a captured call for prefill rows costs what their tokens cost, however they are spread over
+            rows. Without it the call is prepared for rows as long as the step, so captured steps have few of them.
         decode_kernel: whether it has a kernel of its own for rows with one query token, which reads the block table;
             such rows then count as the decode fast path.
     """
 
     name: ClassVar[str]
     capturable: ClassVar[bool]
+    any_lengths: ClassVar[bool]
     decode_kernel: ClassVar[bool]
 
     def attend(

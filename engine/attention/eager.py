@@ -14,6 +14,7 @@ class EagerAttention:
 
     name: ClassVar[str] = "eager"
     capturable: ClassVar[bool] = False
+    any_lengths: ClassVar[bool] = False
     decode_kernel: ClassVar[bool] = False
 
     @staticmethod

@@ -43,6 +43,7 @@ class FlashAttention(ABC):
     """Decode rows in one call, prefill rows in another; both read the cache in place."""
 
     capturable: ClassVar[bool] = True
+    any_lengths: ClassVar[bool] = False
     decode_kernel: ClassVar[bool] = True
 
     @staticmethod
@@ -86,7 +87,7 @@ class FlashAttention(ABC):
         softcap: float | None,
     ) -> torch.Tensor:
         tables = metadata.groups[group]
-        rows, tokens = metadata.num_decode, query.shape[0]
+        rows = metadata.num_decode
         table, lengths = tables.block_table, metadata.kv_lengths
         common: dict[str, Any] = {
             "softmax_scale": scale,
@@ -94,14 +95,26 @@ class FlashAttention(ABC):
             "window_size": (-1, -1) if tables.window is None else (tables.window - 1, 0),
             "softcap": softcap or 0.0,
         }
-        parts: list[torch.Tensor] = []
+        decoded: torch.Tensor | None = None
         if rows:
             one = query[:rows].unsqueeze(1)
-            parts.append(self.decode(one, key_cache, value_cache, table[:rows], lengths[:rows], **common).squeeze(1))
-        if rows < tokens:
-            caches = (key_cache, value_cache, table[rows:], lengths[rows:])
-            parts.append(self.prefill(query[rows:], *caches, metadata, **common))
-        return parts[0] if len(parts) == 1 else torch.cat(parts)
+            decoded = self.decode(one, key_cache, value_cache, table[:rows], lengths[:rows], **common).squeeze(1)
+            if metadata.cu_query is None:
+                return decoded
+        output = self.prefill(query, key_cache, value_cache, table[rows:], lengths[rows:], metadata, **common)
+        if decoded is not None:
+            torch.where(_is_decode(metadata), decoded, output[:rows], out=output[:rows])
+        return output
+
+
+def _is_decode(metadata: AttentionMetadata) -> torch.Tensor:
+    """[num_decode, 1, 1] bool: whether a decode row is none of a captured step's padding."""
+    found: torch.Tensor | None = metadata.memo.get(_is_decode)
+    if found is None:
+        assert metadata.cu_query is not None
+        numbers = torch.arange(metadata.num_decode, dtype=torch.int32, device=metadata.cu_query.device)
+        found = metadata.memo[_is_decode] = (numbers < metadata.cu_query[0])[:, None, None]
+    return found
 
 
 class FlashAttention2(FlashAttention):

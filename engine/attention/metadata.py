@@ -28,12 +28,16 @@ class GroupTables:
 class AttentionMetadata:
     """Rows of one step. Decode rows (one query token each) come first, prefill rows after them.
 
+    In a captured step there may be room for more decode rows than it has. Those are padding; the query tokens by their
+    numbers may be a prefill row's, and then the result is what the prefill row says.
+
     Attributes:
         num_decode: decode rows; row i < num_decode is query token i.
         kv_lengths: [rows] int32, keys visible to the row's last query, itself included.
         groups: block tables by layer group.
-        cu_query, cu_kv: [prefill rows + 1] int32, running sums of query and key lengths of the prefill rows; None
-            without prefill rows.
+        cu_query, cu_kv: [prefill rows + 1] int32, None without prefill rows. Prefill row r's query tokens are those
+            from ``cu_query[r]`` to ``cu_query[r + 1] - 1``, so the first sum is the number of decode rows that are not
+            padding; ``cu_kv`` are running sums of key lengths, from 0.
         max_query, max_kv: their largest lengths.
         host_kv_lengths: the same as ``kv_lengths`` on the host; empty inside a captured graph.
         host_query_lengths: query tokens of each prefill row.
@@ -64,7 +68,7 @@ class AttentionMetadata:
         device = self.kv_lengths.device
         cu_query = torch.arange(decodes + 1, dtype=torch.int32, device=device)
         if self.cu_query is not None:
-            cu_query = torch.cat((cu_query, self.cu_query[1:] + decodes))
+            cu_query = torch.cat((torch.minimum(cu_query[:-1], self.cu_query[0]), self.cu_query))
         cu_kv = torch.nn.functional.pad(self.kv_lengths.cumsum(0, dtype=torch.int32), (1, 0))
         return replace(
             self,

@@ -42,6 +42,7 @@ class SdpaAttention:
 
     name: ClassVar[str] = "sdpa"
     capturable: ClassVar[bool] = False
+    any_lengths: ClassVar[bool] = False
     decode_kernel: ClassVar[bool] = False
 
     @staticmethod

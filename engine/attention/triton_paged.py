@@ -32,6 +32,7 @@ class TritonAttention:
 
     name: ClassVar[str] = "triton"
     capturable: ClassVar[bool] = True
+    any_lengths: ClassVar[bool] = True
     decode_kernel: ClassVar[bool] = True
 
     def __init__(self) -> None:
@@ -69,9 +70,9 @@ class TritonAttention:
                 out=output[:rows],
                 tickets=self._zeros(rows * key_cache.shape[2], query.device),
             )
-        if metadata.cu_query is not None:
+        if metadata.cu_query is not None:  # behind the decode rows, padding among which may have written its tokens
             paged_prefill(
-                query[rows:],
+                query,
                 key_cache,
                 value_cache,
                 tables.block_table[rows:],
@@ -80,7 +81,7 @@ class TritonAttention:
                 scale,
                 tables.window,
                 softcap,
-                out=output[rows:],
+                out=output,
             )
         return output
 

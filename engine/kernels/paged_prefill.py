@@ -4,9 +4,10 @@ Source: FlashAttention-2 (Dao 2023, arXiv 2307.08691), pages as in PagedAttentio
 A tile holds neighbouring query tokens with all query heads that share a key head, so that short chunks fill it as well
 and the causal edge is cut finely. A chunk's queries are its row's last positions; the keys before them may be cached.
 
-The grid is ``tokens // tile + rows`` tiles by key heads: row r's tiles begin at ``cu_query[r] // tile + r``, which a
-program finds by binary search. Only shapes are needed on the host, so the launch can be captured. Programs start with
-the last tile, which has the most keys. Tiles that every query sees whole run without masks.
+The grid is ``tokens // tile + rows`` tiles by key heads: row r's tiles begin at ``(cu_query[r] - cu_query[0]) // tile +
+r``, which a program finds by binary search. Only shapes are needed on the host, so the launch can be captured, and a
+captured one serves any rows that fit: what is not there costs a program that ends at once. Programs start with the last
+tile, which has the most keys. Tiles that every query sees whole run without masks.
 
 FLOPs: ``4 * heads * head_dim * (query-key pairs visible)``; bound by arithmetic from chunks of about a hundred tokens.
 """
@@ -141,16 +142,17 @@ def _prefill_kernel(
     wait_for_predecessor(PDL)
     kv_head = tl.program_id(0)
     index = tl.num_programs(1) - 1 - tl.program_id(1)
+    origin = tl.load(cu_query)
     row = rows * 0
     after = rows
     while after - row > 1:  # the last row whose first tile is not after this one
         middle = (row + after) // 2
-        here = tl.load(cu_query + middle) // BLOCK_Q + middle <= index
+        here = (tl.load(cu_query + middle) - origin) // BLOCK_Q + middle <= index
         row = tl.where(here, middle, row)
         after = tl.where(here, after, middle)
     start = tl.load(cu_query + row)
     count = tl.load(cu_query + row + 1) - start
-    first_query = (index - start // BLOCK_Q - row) * BLOCK_Q
+    first_query = (index - (start - origin) // BLOCK_Q - row) * BLOCK_Q
     if first_query >= count:
         return
 
@@ -297,10 +299,11 @@ def paged_prefill(
 
     Args:
         query: [tokens, heads, head_dim] fp32, bf16 or fp16, last dimension contiguous; row r's tokens are
-            ``cu_query[r]`` … ``cu_query[r + 1] - 1``. Tokens from ``cu_query[-1]`` on are left alone.
+            ``cu_query[r]`` … ``cu_query[r + 1] - 1``. Tokens before ``cu_query[0]`` and from ``cu_query[-1]`` on are
+            left alone.
         key_cache, value_cache: [blocks, page_size, kv_heads, head_dim] of the same dtype, last dimension contiguous.
         block_table: [rows, pages] int32. Only entries of pages with a visible key are read.
-        cu_query: [rows + 1] int32, running sums of the query lengths from 0.
+        cu_query: [rows + 1] int32, running sums of the query lengths from the first row's first token.
         kv_lengths: [rows] int32, keys of each row, its queries' own included.
         scale: factor of the query-key products.
         window: visible keys of a query, None = all.

@@ -22,10 +22,14 @@ from engine.scheduler import StepRows
 class StepShape:
     """Sizes of a step's inputs, exact for a step that is launched, rounded up to a bucket for one that is replayed.
 
+    Rows that decode come first, each with one query token; prefill rows stand behind them, and their tokens behind
+    those tokens. In a step that is replayed there may be room for more decode rows than it has: then padding rows stand
+    between the two kinds, but no padding tokens; those come last.
+
     Attributes:
-        decodes: rows with one query token, which come first.
-        prefills: rows with more, behind them.
-        prefill_tokens: query tokens of those.
+        decodes: rows with one query token.
+        prefills: rows with more.
+        prefill_tokens: query tokens of those; in a step that is replayed, room for tokens beyond ``decodes``.
         samples: rows whose next token is chosen.
         width: pages of the block tables.
         groups: layer groups.
@@ -135,8 +139,9 @@ class BatchState:
     def fill(self, shape: StepShape, views: dict[str, np.ndarray], rows: StepRows) -> None:
         """Write a step's inputs into the packed buffer's views.
 
-        Where the shape has room for more rows of one token, or for more others, padding rows fill it up: they read and
-        write the trash block, and their samples land in the padding slot.
+        Where the shape has room for more rows of one token, or for more others, padding rows fill it up: they read the
+        trash block, padding tokens behind the step's own write it, and their samples land in the padding slot. Where
+        both kinds have room, padding rows of one token name tokens of prefill rows, to which their result is not given.
         """
         count, singles = len(rows), rows.num_single
         # Rows of the shape, and which of the step's they are: padding may stand between the two kinds.
@@ -158,7 +163,6 @@ class BatchState:
         self._fill_chunks(shape, views, rows)
 
         last = np.cumsum(rows.counts) - 1
-        last[singles:] += shape.decodes - singles
         chosen = rows.samples
         samples = np.count_nonzero(chosen)
         views["sample_index"][:samples] = last[chosen]
@@ -173,14 +177,11 @@ class BatchState:
         pages, offsets = np.divmod(starts, page)
         ids[:count], positions[:count] = rows.ids[:count], starts
         kv_slots[:, :count] = self._tables[:, slots, pages] * page + offsets
-        ids[count : shape.decodes] = 0
-        positions[count : shape.decodes] = 0
-        kv_slots[:, count : shape.decodes] = self._trash(shape.decodes - count)
 
     def _fill_chunks(self, shape: StepShape, views: dict[str, np.ndarray], rows: StepRows) -> None:
         page = self._page_size
         ids, positions, kv_slots = views["ids"], views["positions"], views["kv_slots"]
-        first, singles = shape.decodes, rows.num_single
+        first = singles = rows.num_single
         for row in range(singles, len(rows)):
             slot, start, count = rows.slots[row], int(rows.starts[row]), int(rows.counts[row])
             span = slice(first, first + count)
@@ -189,17 +190,21 @@ class BatchState:
             positions[span] = where
             kv_slots[:, span] = self._tables[:, slot, where // page] * page + where % page
             first += count
-        if not shape.prefills:
-            return
         ids[first:] = 0
         positions[first:] = 0
         kv_slots[:, first:] = self._trash(shape.tokens - first)
+        if not shape.prefills:
+            return
         # Padding rows have no query and no key: the running sums stand still.
         chunks = len(rows) - singles
-        for name, sizes in (("cu_query", rows.counts[singles:]), ("cu_kv", rows.ends[singles:])):
-            views[name][0] = 0
-            np.cumsum(sizes, out=views[name][1 : chunks + 1])
-            views[name][chunks + 1 :] = views[name][chunks]
+        for name, start, sizes in (
+            ("cu_query", singles, rows.counts[singles:]),
+            ("cu_kv", 0, rows.ends[singles:]),
+        ):
+            sums = views[name]
+            sums[0] = start
+            sums[1 : chunks + 1] = start + np.cumsum(sizes)
+            sums[chunks + 1 :] = sums[chunks]
 
     def _trash(self, count: int) -> np.ndarray:
         """Places in the trash block for padding tokens."""

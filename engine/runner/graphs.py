@@ -1,9 +1,10 @@
 """CUDA graphs of steps, captured before serving.
 
-A captured step has room for a number of decode rows and, if it is a mixed one, for a number of prefill tokens in a few
-rows; a step is replayed on the smallest one it fits, padded with rows that touch only the trash block. All share one
-static input buffer (a step's inputs are one copy) and one memory pool, and are captured from the largest down so that
-the smaller ones find its memory.
+A captured step has room for a number of decode rows and, if it has prefills, for a number of query tokens and of
+prefill rows; a step is replayed on the smallest one it fits, padded with rows and tokens that touch only the trash
+block. All share one static input buffer (a step's inputs are one copy) and one memory pool, and are captured from the
+largest down so that the smaller ones find its memory. The logits lie there as well: they are read before the next step
+is replayed.
 """
 
 from __future__ import annotations
@@ -43,8 +44,8 @@ class StepRunner(Protocol):
 class CapturedStep:
     """A recorded step over the static buffer ``inputs``, of which ``sample_slots`` is a part.
 
-    ``logits`` [samples, vocabulary] and ``greedy`` [samples] int64, the token of a row that asks for nothing but the
-    most likely one, are overwritten by each replay.
+    ``logits`` [samples, vocabulary] are overwritten by the next replay of any step. ``greedy`` [samples] int64, the
+    token of a row that asks for nothing but the most likely one, is overwritten by the next replay of this one.
     """
 
     shape: StepShape
@@ -74,7 +75,17 @@ class StepGraphs:
         inputs = torch.zeros(max((shape.size for shape in shapes), default=0), dtype=torch.int32, device=runner.device)
         pool = torch.cuda.graph_pool_handle()
         stream = torch.cuda.Stream(runner.device)  # one for all: cuBLAS keeps a workspace for each it has met
-        self._steps = {shape: self._capture(shape, inputs, pool, stream) for shape in shapes}
+        self._steps: dict[StepShape, CapturedStep] = {}
+        for shape in shapes:
+            try:
+                self._steps[shape] = self._capture(shape, inputs, pool, stream)
+            except torch.OutOfMemoryError as error:  # smaller ones may fit; this one is launched
+                logger.warning(
+                    "a step of %d tokens is not captured, it does not fit into memory (%s): lower max_memory_percent",
+                    shape.tokens,
+                    str(error).partition("\n")[0],
+                )
+                torch.cuda.empty_cache()
         self.pool_bytes, self.pool_reused = _pool_bytes(pool)
         logger.info(
             "%d steps captured in %.1f s; they hold %.0f MiB",
@@ -101,12 +112,32 @@ class StepGraphs:
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
             logits, greedy = forward()
-        return CapturedStep(shape, inputs, views["sample_slots"], graph, logits, greedy)
+        return CapturedStep(shape, inputs, views["sample_slots"], graph, _unowned(logits), greedy)
 
     def find(self, shape: StepShape) -> CapturedStep | None:
         """The smallest captured step with room for a step of this shape; None if there is none."""
         bucket = self.buckets.find(shape)
-        return None if bucket is None else self._steps[bucket]
+        return None if bucket is None else self._steps.get(bucket)
+
+
+class _Region:
+    """Device memory of a tensor, without a claim to it."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.__cuda_array_interface__ = {
+            "shape": (tensor.nbytes,),
+            "typestr": "|u1",
+            "data": (tensor.data_ptr(), False),
+            "version": 2,
+        }
+
+
+def _unowned(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor's memory as a tensor that does not keep it: once the original is gone, steps captured later use the same
+    memory, which the pool keeps mapped as long as there is a graph. One with gaps is given back as it is."""
+    if not tensor.is_contiguous():
+        return tensor
+    return torch.as_tensor(_Region(tensor), device=tensor.device).view(tensor.dtype).view(tensor.shape)
 
 
 def _pool_bytes(pool: Any) -> tuple[int, int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -18,11 +19,13 @@ from engine.models import BridgedModel, CompiledExecutor, Executor, FusedDecoder
 from engine.requests import Request
 from engine.resolution import ResolvedConfig
 from engine.runner.batch import BatchState, StepShape
-from engine.runner.buckets import StepBuckets, decode_sizes
+from engine.runner.buckets import MIXED_TOKENS, StepBuckets, decode_sizes, mixed_decodes
 from engine.runner.footprint import CudaAllocator, FootprintMeter, measure_activations
 from engine.runner.graphs import StepGraphs
 from engine.runner.host_blocks import HostStore, Transfer
 from engine.runner.kv_tensors import allocate_kv
+from engine.runner.launch_time import LaunchTime, ReplayLimit, replay_limit
+from engine.runner.staging import Returns, Staging
 from engine.sampling import Choice, Sampler
 from engine.sampling.logprobs import TopTokens
 from engine.scheduler import StepPlan, StepRows
@@ -36,7 +39,7 @@ class LaunchedStep:
 
     Attributes:
         rows: the rows that sample, in the order of the choice.
-        padded_rows: rows added to reach a captured size.
+        padded_rows: query tokens added to reach a captured size.
         table_pages: width of its block tables.
         decode_kernel_rows: rows that took the decode fast path.
         replayed: whether a CUDA graph was replayed.
@@ -87,51 +90,6 @@ class RowTables(Sequence[Sequence[int]]):
         return self._requests[row].tables[self._group]
 
 
-class _Staging:
-    """Two host buffers in turn, each free again once the copy out of it is done."""
-
-    def __init__(self) -> None:
-        self._buffers: list[torch.Tensor | None] = [None, None]
-        self._events = [torch.cuda.Event(), torch.cuda.Event()]
-        self._turn = 0
-
-    def take(self, shape: StepShape) -> tuple[torch.Tensor, dict[str, np.ndarray]]:
-        """A pinned int32 buffer of the shape's size, safe to overwrite, and its sections."""
-        self._turn ^= 1
-        size, buffer = shape.size, self._buffers[self._turn]
-        if buffer is None or buffer.numel() < size:
-            buffer = self._buffers[self._turn] = torch.empty(2 * size, dtype=torch.int32, pin_memory=True)
-        else:
-            self._events[self._turn].synchronize()
-        return buffer[:size], shape.carve(buffer.numpy())
-
-    def copied(self) -> None:
-        self._events[self._turn].record()
-
-
-class _Returns:
-    """Host buffers for the tokens of the steps that may be on the device at once and of one being read, in turn. A step
-    is waited for before the next but one is launched, so a buffer is free when its turn comes again."""
-
-    def __init__(self, max_requests: int) -> None:
-        self._tokens = torch.empty(3, max_requests, dtype=torch.int64, pin_memory=True).unbind()
-        self._events = [torch.cuda.Event(enable_timing=True) for _ in self._tokens]
-        self._turn = 0
-
-    def send(self, choice: Choice) -> tuple[Choice, torch.cuda.Event]:
-        """Start the copy of a choice; it is there once the event has passed."""
-        self._turn = (self._turn + 1) % len(self._tokens)
-        tokens = self._tokens[self._turn][: len(choice.tokens)]
-        tokens.copy_(choice.tokens, non_blocking=True)
-        others = [
-            None if t is None else torch.empty(t.shape, dtype=t.dtype, pin_memory=True).copy_(t, non_blocking=True)
-            for t in choice.tensors()[1:]
-        ]
-        event = self._events[self._turn]
-        event.record()
-        return choice.at_home(tokens, *others), event
-
-
 class ModelRunner:
     """Owns what lives on the device: the cache, the last token of each slot, the captured graphs.
 
@@ -139,6 +97,10 @@ class ModelRunner:
         model: a transformers causal LM in eval mode.
         shape: its sizes.
         config: resolved settings.
+
+    Attributes:
+        graphs: captured steps, once `warm_up` is over; None without any.
+        replay_limit: the largest of them that has prefills, and why; None where none has.
     """
 
     def __init__(self, model: Any, shape: ModelShape, config: ResolvedConfig) -> None:
@@ -160,10 +122,11 @@ class ModelRunner:
         self.last_token = torch.zeros(config.max_requests_per_batch + 1, dtype=torch.int64, device=self.device)
         self.sampler = Sampler(self.device, config.return_logprobs)
         on_gpu = self.device.type == "cuda"
-        self._staging = _Staging() if on_gpu else None
-        self._returns = _Returns(config.max_requests_per_batch) if on_gpu else None
+        self._staging = Staging() if on_gpu else None
+        self._returns = Returns(config.max_requests_per_batch) if on_gpu else None
         self._addresses = {name: p.data_ptr() for name, p in model.named_parameters()}
         self.graphs: StepGraphs | None = None
+        self.replay_limit: ReplayLimit | None = None
 
     @torch.inference_mode()
     def warm_up(self) -> None:
@@ -174,10 +137,14 @@ class ModelRunner:
             self.sampler.warm_up(self.shape.vocab_size, self.shape.dtype, self.device)
         if any(self.config.use_cuda_graph) and self.graphs is None:
             tuned, buckets = self.executor.tuned, self._buckets()
+            if buckets.mixed_tokens:
+                self.replay_limit = self._replay_limit(buckets)
+                buckets = buckets.up_to(self.replay_limit.tokens)
             # Compiled paths have products of their own: no numbers of rows are tuned beforehand then.
             largest = 0 if isinstance(self.executor, CompiledExecutor) else buckets.largest
             with nullcontext() if tuned is None else tuned.learning(largest):
                 self.graphs = StepGraphs(self, buckets)
+            self.release_unused()  # what steps needed that have memory of their own now
         if self.device.type == "cuda" and self._backend.capturable:
             self._rehearse()
         if self._meter is not None:
@@ -192,21 +159,46 @@ class ModelRunner:
         """Run steps that no graph is for, on padding: their kernels are compiled and loaded before a request waits."""
         largest = self.config.max_batch_tokens
         steps = [(decodes, 1, max(n - decodes, 1)) for n in (largest // 4, largest // 2, largest) for decodes in (0, 1)]
-        if self.graphs is None:  # kernels of decode rows have other tiles for other numbers of rows
+        # Kernels of decode rows have other tiles for other numbers of rows.
+        if self.graphs is None or not self.graphs.buckets.decodes:
             steps += [(rows, 0, 0) for rows in decode_sizes(min(self.config.max_requests_per_batch, largest))]
         for decodes, prefills, tokens in steps:
-            shape = StepShape(decodes, prefills, tokens, 1, 1, len(self.windows))
-            views = shape.carve(self.upload(shape, StepRows.none()))
             try:
-                self.forward(shape, views, self.padding_metadata(shape, views))
-                self.synchronize()
+                self._run_padding(StepShape(decodes, prefills, tokens, 1, 1, len(self.windows)))
             except torch.OutOfMemoryError as error:  # such a step will be made smaller when it comes
                 logger.warning(
                     "a step of %d tokens does not fit into memory (%s): lower max_batch_tokens or num_blocks",
-                    shape.tokens,
+                    decodes + tokens,
                     str(error).partition("\n")[0],
                 )
                 self.release_unused()
+
+    def _run_padding(self, shape: StepShape) -> LaunchTime:
+        """Launch a step of padding and wait for it."""
+        views = shape.carve(self.upload(shape, StepRows.none()))
+        self.synchronize()
+        started = time.perf_counter()
+        self.forward(shape, views, self.padding_metadata(shape, views))
+        launched = time.perf_counter()
+        self.synchronize()
+        return LaunchTime(shape.tokens, launched - started, time.perf_counter() - started)
+
+    def _replay_limit(self, buckets: StepBuckets) -> ReplayLimit:
+        """Up to which size steps with prefills are to be captured. Padding has no keys, so the device's part is
+        understated by attention."""
+
+        def measure(tokens: int) -> LaunchTime | None:
+            decodes = mixed_decodes(tokens, self.config.max_requests_per_batch)[0]
+            shape = buckets.mixed(tokens, decodes, 1)
+            try:
+                self._run_padding(shape)  # compiles and loads
+                return self._run_padding(shape)
+            except torch.OutOfMemoryError:
+                self.release_unused()
+                return None
+
+        always = max(MIXED_TOKENS[-1], self.config.q_padding_interval_size)
+        return replay_limit(buckets.mixed_tokens, always, measure)
 
     def padding_metadata(self, shape: StepShape, views: dict[str, torch.Tensor]) -> AttentionMetadata:
         """Attention metadata of a step of any rows that fit the shape, as far as the host knows them."""
@@ -216,7 +208,7 @@ class ModelRunner:
             groups=self.group_tables(views),
             cu_query=views["cu_query"] if shape.prefills else None,
             cu_kv=views["cu_kv"] if shape.prefills else None,
-            max_query=shape.prefill_tokens,
+            max_query=shape.tokens if shape.prefills else 0,
             max_kv=shape.width * self.config.page_size,
         )
 
@@ -243,6 +235,7 @@ class ModelRunner:
             groups=len(self.windows),
             mixed=varlen,
             decode=decode if config.decode_kernel else varlen,  # without the kernel decode steps are varlen steps
+            any_lengths=self._backend.any_lengths,
             q_interval=config.q_padding_interval_size,
             kv_interval=config.kv_padding_interval_size,
         )
@@ -317,6 +310,16 @@ class ModelRunner:
         if self._all_varlen:
             metadata = metadata.as_varlen()
         return self.executor.logits(ids, views["positions"], metadata, views["sample_index"])
+
+    def measured_settings(self) -> list[tuple[str, Any, str]]:
+        """(name, value, source) of what `warm_up` decided by timing."""
+        tuned, limit = self.executor.tuned, self.replay_limit
+        rows: list[tuple[str, Any, str]] = []
+        if tuned is not None:
+            rows.append(("linear_kernels", str(tuned.report()), "derived: fastest on this device"))
+        if limit is not None:
+            rows.append(("replayed_mixed_tokens", limit.tokens, limit.reason))
+        return rows
 
     def synchronize(self) -> None:
         """Wait until the device has done all it was given."""

@@ -8,7 +8,7 @@ from typing import Any
 
 from engine.cache import CacheLayout, PagedCache
 from engine.runner.batch import StepShape
-from engine.runner.buckets import StepBuckets
+from engine.runner.buckets import MIXED_TOKENS, StepBuckets
 from engine.scheduler import SCHEDULERS, Scheduler, SchedulerLimits, StepRows
 from harness.report.read import Results, decoded
 
@@ -29,7 +29,8 @@ class EngineSetup:
         num_blocks, num_host_blocks: of the pool on the device and of that for offloaded requests.
         overlapped: whether a step is planned while the one before it runs (async batching).
         graphs: (steps with prompt tokens, steps without) are captured.
-        table_pages, q_interval, kv_interval: which sizes are captured.
+        table_pages, q_interval, kv_interval, any_lengths: which sizes are captured (`StepBuckets.plan`).
+        replayed_tokens: query tokens of the largest captured step with prompt tokens, which is measured at start.
     """
 
     layout: CacheLayout
@@ -45,6 +46,8 @@ class EngineSetup:
     table_pages: int = 32
     q_interval: int = 0
     kv_interval: int = 0
+    any_lengths: bool = True
+    replayed_tokens: int = MIXED_TOKENS[-1]
 
     def scheduler(self) -> Scheduler:
         """The engine's own scheduler over the engine's own cache, empty."""
@@ -64,9 +67,10 @@ class EngineSetup:
             groups=len(self.layout.groups),
             mixed=self.graphs[0],
             decode=self.graphs[1],
+            any_lengths=self.any_lengths,
             q_interval=self.q_interval,
             kv_interval=self.kv_interval,
-        )
+        ).up_to(self.replayed_tokens)
 
     def changed(self, **settings: Any) -> EngineSetup:
         """With other values of :data:`VARIABLES`; the memory of the cache stays what it is.
@@ -134,6 +138,8 @@ def read_setup(results: Results, run_id: str) -> EngineSetup:
         table_pages=values.get("table_pages") or values.get("max_blocks_per_request") or 32,
         q_interval=values["q_padding_interval_size"],
         kv_interval=values["kv_padding_interval_size"],
+        any_lengths=not str(values.get("attention_backend")).startswith("flash_attention"),
+        replayed_tokens=values.get("replayed_mixed_tokens") or max(MIXED_TOKENS[-1], values["q_padding_interval_size"]),
     )
 
 

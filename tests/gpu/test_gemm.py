@@ -232,8 +232,10 @@ def test_the_engine_rehearses_its_steps(tmp_path: Path, monkeypatch: pytest.Monk
     for start in range(2):
         manager = engine.init_continuous_batching(model, None, settings)
         manager.warmup()
-        ((name, value, source),) = manager.measured_settings()
-        assert (name, source) == ("linear_kernels", "derived: fastest on this device")
+        measured = {name: (value, source) for name, value, source in manager.measured_settings()}
+        assert set(measured) == {"linear_kernels", "replayed_mixed_tokens"}
+        value, source = measured["linear_kernels"]
+        assert source == "derived: fastest on this device"
         seen.append(value)
         tuned = manager._core.runner.executor.tuned
         assert (tuned.report().measured > 0) is (start == 0)
@@ -248,5 +250,5 @@ def test_the_engine_rehearses_its_steps(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setenv("ENGINE_TUNE", "0")
     manager = engine.init_continuous_batching(model, None, settings)
     manager.warmup()
-    assert manager.measured_settings() == []
+    assert manager.measured_settings() == [("replayed_mixed_tokens", 256, "derived: the largest step")]
     manager.destroy()

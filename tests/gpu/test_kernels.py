@@ -148,7 +148,7 @@ def test_backend_equals_eager_on_a_mixed_step(dtype, window, softcap, generator)
         num_decode=3,
         kv_lengths=rows.kv_lengths,
         groups=(_tables(rows, window),),
-        cu_query=rows.cu_query[3:] - 3,
+        cu_query=rows.cu_query[3:],
         cu_kv=torch.tensor([0, 200, 800, 817], dtype=torch.int32, device="cuda"),
         max_query=200,
         max_kv=600,

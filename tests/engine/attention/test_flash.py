@@ -38,7 +38,7 @@ def attend_paged(
     max_seqlen_q: int | None = None,
 ) -> torch.Tensor:
     """What `flash_attn_with_kvcache` of flash-attn 3 says it returns: [rows, 1, heads, dim], or packed [tokens, …] with
-    ``cu_seqlens_q``; the causal mask is aligned to the bottom right."""
+    ``cu_seqlens_q``, where tokens of no row are left as they were; the causal mask is aligned to the bottom right."""
     assert causal
     assert page_table.dtype == cache_seqlens.dtype == torch.int32
     if cu_seqlens_q is None:
@@ -48,7 +48,8 @@ def attend_paged(
         assert max_seqlen_q is not None
         assert max_seqlen_q >= int(cu_seqlens_q.diff().max())
         assert len(cu_seqlens_q) == len(cache_seqlens) + 1
-        rows = list(q.split(cu_seqlens_q.diff().tolist()))
+        first, last = cu_seqlens_q[0], cu_seqlens_q[-1]
+        rows = list(q[first:last].split(cu_seqlens_q.diff().tolist()))
     outputs = []
     for query, length, table in zip(rows, cache_seqlens.tolist(), page_table.long(), strict=True):
         keys, values = (cache[table].flatten(0, 1)[:length] for cache in (k_cache, v_cache))
@@ -63,7 +64,11 @@ def attend_paged(
         if softcap:
             scores = softcap * torch.tanh(scores / softcap)
         outputs.append((scores.masked_fill(~seen, -torch.inf).softmax(-1) @ values).transpose(0, 1))
-    return torch.stack(outputs) if cu_seqlens_q is None else torch.cat(outputs)
+    if cu_seqlens_q is None:
+        return torch.stack(outputs)
+    result = torch.full_like(q, float("nan"))
+    result[first:last] = torch.cat(outputs)
+    return result
 
 
 @pytest.fixture
@@ -93,7 +98,7 @@ def step(
         num_decode=num_decode,
         kv_lengths=paged.kv_lengths,
         groups=(GroupTables(paged.block_table, torch.zeros(sum(counts), dtype=torch.int64), window),),
-        cu_query=torch.tensor([0, *prefills]).cumsum(0).int() if prefills else None,
+        cu_query=torch.tensor([num_decode, *prefills]).cumsum(0).int() if prefills else None,
         cu_kv=torch.tensor([0, *lengths[num_decode:]]).cumsum(0).int() if prefills else None,
         max_query=max(prefills, default=0),
         max_kv=max(lengths[num_decode:], default=0),
@@ -159,6 +164,25 @@ def test_version_2_equals_eager(
         FlashAttention2().attend(*caches, metadata, 0, 0.125, softcap), want, rtol=1e-5, atol=1e-5
     )
     assert seen == ["kvcache"] * (rows[0] == DECODE[0]) + ["varlen"] * (rows[-1] == PREFILL[-1])
+
+
+@pytest.mark.parametrize("fast", [True, False])
+@pytest.mark.usefixtures("calls")
+def test_a_captured_step_has_room_for_rows_that_are_not_there(fast: bool) -> None:
+    """3 decode rows where 5 have room: the tokens by the numbers of the others are the first prefill row's."""
+    paged, exact = step(DECODE + PREFILL, 16, None, torch.Generator().manual_seed(0))
+    want = EagerAttention().attend(paged.query, paged.key_cache, paged.value_cache, exact, 0, 0.125, None)
+    order = torch.tensor([0, 1, 2, 0, 0, 3, 4, 5, 0])
+    lengths = paged.kv_lengths[order]
+    lengths[3:5], lengths[8] = 1, 0
+    cu_query = torch.cat((paged.cu_query[3:], paged.cu_query[-1:]))
+    cu_kv = torch.cat((torch.zeros(1), lengths[5:].cumsum(0))).int()
+    groups = (replace(exact.groups[0], block_table=paged.block_table[order]),)
+    captured = AttentionMetadata(5, lengths, groups, cu_query, cu_kv, len(paged.query) + 10, 160)
+    captured = captured if fast else captured.as_varlen()
+    query = torch.cat((paged.query, torch.zeros(10, *paged.query.shape[1:])))
+    got = FlashAttention3().attend(query, paged.key_cache, paged.value_cache, captured, 0, 0.125, None)
+    torch.testing.assert_close(got[: len(want)], want, rtol=1e-5, atol=1e-5)
 
 
 def test_the_varlen_view_of_a_step() -> None:

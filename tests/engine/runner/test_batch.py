@@ -116,14 +116,15 @@ def test_a_mixed_step(make_request: Make) -> None:
     assert views["positions"].tolist() == [2, 3, 4, 5, 6, 0, 1, 2]
     assert views["kv_slots"][0].tolist() == [10, 19, 4, 5, 6, 20, 21, 22]
     assert views["kv_lengths"].tolist() == [3, 7, 3]
-    assert views["cu_query"].tolist() == [0, 4, 7]
+    assert views["cu_query"].tolist() == [1, 5, 8]
     assert views["cu_kv"].tolist() == [0, 7, 10]
     assert views["sample_index"].tolist() == [0, 7]
     assert views["sample_slots"].tolist() == [1, 0]
 
 
 def test_a_mixed_step_padded_to_a_captured_one(make_request: Make) -> None:
-    """B24, where padding stands between the decode rows and the prefill rows, and behind those."""
+    """B24. Padding rows stand between the decode rows and the prefill rows, and behind those; padding tokens behind
+    all others."""
     layout = CacheLayout.build([None], 4, 2, 8, 4)
     state = BatchState(layout, max_requests=4)
     rows = [
@@ -133,17 +134,17 @@ def test_a_mixed_step_padded_to_a_captured_one(make_request: Make) -> None:
     ]
     follow(state, rows)
     views = filled(state, rows, StepShape(decodes=3, prefills=4, prefill_tokens=10, samples=7, width=5, groups=1))
-    assert views["ids"].tolist() == [12, 0, 0, 23, 24, 25, 26, 40, 41, 42, 0, 0, 0]
-    assert views["positions"].tolist() == [2, 0, 0, 3, 4, 5, 6, 0, 1, 2, 0, 0, 0]
-    assert views["kv_slots"][0, [0, 3, 4, 5, 6, 7, 8, 9]].tolist() == [10, 19, 4, 5, 6, 20, 21, 22]
-    assert (views["kv_slots"][0, [1, 2, 10, 11, 12]] < 4).all(), "padding writes to the trash block"
+    assert views["ids"].tolist() == [12, 23, 24, 25, 26, 40, 41, 42, 0, 0, 0, 0, 0]
+    assert views["positions"].tolist() == [2, 3, 4, 5, 6, 0, 1, 2, 0, 0, 0, 0, 0]
+    assert views["kv_slots"][0, :8].tolist() == [10, 19, 4, 5, 6, 20, 21, 22]
+    assert (views["kv_slots"][0, 8:] < 4).all(), "padding writes to the trash block"
     assert views["kv_lengths"].tolist() == [3, 1, 1, 7, 3, 0, 0]
     assert views["tables"][0, [1, 2, 5, 6]].tolist() == [[0] * 5] * 4
     assert views["tables"][0, 3].tolist() == [4, 1, 6, 0, 0]
-    assert views["cu_query"].tolist() == [0, 4, 7, 7, 7]
+    assert views["cu_query"].tolist() == [1, 5, 8, 8, 8]
     assert views["cu_kv"].tolist() == [0, 7, 10, 10, 10]
     assert views["slots"].tolist() == [1, 4, 4, 3, 0, 4, 4]
-    assert views["sample_index"][:2].tolist() == [0, 9]
+    assert views["sample_index"][:2].tolist() == [0, 7]
     assert views["sample_slots"].tolist() == [1, 0] + [4] * 5
 
 

@@ -206,3 +206,32 @@ def test_any_shape(problem) -> None:
             interleaved=problem["interleaved"],
         )
         check(rows, decode, problem["window"], problem["softcap"], problem["splits"])
+
+
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True)
+@given(problems(), st.integers(0, 70), st.integers(0, 9), st.integers(0, 200))
+def test_prefill_rows_begin_and_end_anywhere(problem, before, padding_rows, behind) -> None:
+    """As in a captured step: tokens of other rows before them, rows that are not there and padding tokens behind. What
+    lies outside the rows is NaN and stays as it was."""
+    rows = random_rows(
+        problem["lengths"], problem["counts"], problem["heads"], problem["kv_heads"], problem["head_dim"],
+        problem["page_size"], problem["dtype"], torch.Generator().manual_seed(problem["seed"]), problem["window"],
+        poisoned=True, interleaved=problem["interleaved"],
+    )  # fmt: skip
+    heads, dim = rows.query.shape[1:]
+    caches, options = (rows.key_cache, rows.value_cache), (0.2, problem["window"], problem["softcap"])
+    want = paged_prefill_torch(rows.query, *caches, rows.block_table, rows.cu_query, rows.kv_lengths, *options)
+
+    def around(tensor: torch.Tensor, value: float) -> torch.Tensor:
+        first, last = (torch.full((n, heads, dim), value, dtype=tensor.dtype) for n in (before, behind))
+        return torch.cat((first, tensor, last))
+
+    trash = torch.zeros((padding_rows, rows.block_table.shape[1]), dtype=torch.int32)
+    table = torch.cat((rows.block_table, trash))
+    lengths = torch.cat((rows.kv_lengths, torch.zeros(padding_rows, dtype=torch.int32)))
+    cu_query = before + torch.cat((rows.cu_query, rows.cu_query[-1:].expand(padding_rows)))
+    out = around(torch.full_like(rows.query, 5.0), 7.0)
+    got = paged_prefill(around(rows.query, float("nan")), *caches, table, cu_query, lengths, *options, out=out)
+    assert_close(got[before : before + len(rows.query)], want)
+    assert (got[:before] == 7.0).all()
+    assert (got[before + len(rows.query) :] == 7.0).all()
