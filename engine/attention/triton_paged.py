@@ -54,18 +54,18 @@ class TritonAttention:
         scale: float,
         softcap: float | None,
     ) -> torch.Tensor:
-        tables = metadata.groups[group]
-        rows = metadata.num_decode
+        rows, window = metadata.num_decode, metadata.groups[group].window
+        tables, lengths = _split(metadata, group)
         output = torch.empty_like(query, memory_format=torch.contiguous_format)
         if rows:
             paged_decode(
                 query[:rows],
                 key_cache,
                 value_cache,
-                tables.block_table[:rows],
-                metadata.kv_lengths[:rows],
+                tables[0],
+                lengths[0],
                 scale,
-                tables.window,
+                window,
                 softcap,
                 out=output[:rows],
                 tickets=self._zeros(rows * key_cache.shape[2], query.device),
@@ -75,11 +75,11 @@ class TritonAttention:
                 query,
                 key_cache,
                 value_cache,
-                tables.block_table[rows:],
+                tables[1],
                 metadata.cu_query,
-                metadata.kv_lengths[rows:],
+                lengths[1],
                 scale,
-                tables.window,
+                window,
                 softcap,
                 out=output,
             )
@@ -91,3 +91,15 @@ class TritonAttention:
             # Never inside a capture, which would repeat the filling: a step runs once before it is captured.
             self._tickets.append(torch.zeros(max(count, MIN_TICKETS), dtype=torch.int32, device=device))
         return self._tickets[-1]
+
+
+def _split(
+    metadata: AttentionMetadata, group: int
+) -> tuple[tuple[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]:
+    """Block tables and key lengths of decode rows and of prefill rows, made once a step."""
+    found: tuple[tuple[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]] | None
+    found = metadata.memo.get(group)
+    if found is None:
+        rows, table, lengths = metadata.num_decode, metadata.groups[group].block_table, metadata.kv_lengths
+        found = metadata.memo[group] = (table[:rows], table[rows:]), (lengths[:rows], lengths[rows:])
+    return found

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import torch
 
-from engine.kernels.language import after_predecessor, tl, triton, wait_for_predecessor
+from engine.kernels.language import after_predecessor, cdiv, tl, triton, wait_for_predecessor
 
 BLOCK = 1024
 
@@ -50,7 +50,7 @@ def _launch(gate_up: torch.Tensor, gelu: bool, out: torch.Tensor | None) -> torc
         )
     out = gate_up.new_empty((tokens, width // 2)) if out is None else out
     if tokens:
-        _gated_kernel[(tokens, triton.cdiv(width // 2, BLOCK))](
+        _gated_kernel[(tokens, cdiv(width // 2, BLOCK))](
             gate_up,
             out,
             gate_up.stride(0),

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import torch
 
-from engine.kernels.language import after_predecessor, tl, triton, wait_for_predecessor
+from engine.kernels.language import after_predecessor, cdiv, next_power_of_2, tl, triton, wait_for_predecessor
 
 CHUNK = 4096
 
@@ -110,7 +110,7 @@ def require_contiguous_rows(logits: torch.Tensor) -> None:
 
 def chunk_results(logits: torch.Tensor, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Room for stage 1: largest value and its place, [rows, chunks] float32 and int32."""
-    shape = (rows, triton.cdiv(logits.shape[1], CHUNK))
+    shape = (rows, cdiv(logits.shape[1], CHUNK))
     return logits.new_empty(shape, dtype=torch.float32), logits.new_empty(shape, dtype=torch.int32)
 
 
@@ -146,7 +146,7 @@ def pick_largest(
         chunks,
         int(rows is not None),
         int(slots is not None),
-        BLOCK=triton.next_power_of_2(chunks),
+        BLOCK=next_power_of_2(chunks),
         num_warps=1,
         **after_predecessor(out.device),
     )

@@ -23,7 +23,7 @@ import torch
 
 from engine.kernels.argmax import CHUNK, require_contiguous_rows
 from engine.kernels.cut_search import key_value, order_key, place_of, search, weigh
-from engine.kernels.language import after_predecessor, tl, triton, wait_for_predecessor
+from engine.kernels.language import after_predecessor, cdiv, next_power_of_2, tl, triton, wait_for_predecessor
 
 NEIGHBOURS = 64
 TILE = 32
@@ -211,7 +211,7 @@ def filter_cuts(
     if count == 0:
         return cuts
     dependent = after_predecessor(logits.device)
-    chunks, neighbourhoods = triton.cdiv(vocab, CHUNK), triton.cdiv(vocab, NEIGHBOURS)
+    chunks, neighbourhoods = cdiv(vocab, CHUNK), cdiv(vocab, NEIGHBOURS)
     tops = temperature.new_empty((count, neighbourhoods))
     peaks, sums = temperature.new_empty((count, chunks)), temperature.new_empty((count, chunks))  # both aligned
     chosen = temperature.new_empty((count, neighbourhoods), dtype=torch.int32)
@@ -248,8 +248,8 @@ def filter_cuts(
         TILE=TILE,
         NEIGHBOURS=NEIGHBOURS,
         BOUND_STEPS=BOUND_STEPS,
-        CHUNK_BLOCK=triton.next_power_of_2(chunks),
-        BLOCK=triton.next_power_of_2(neighbourhoods),
+        CHUNK_BLOCK=next_power_of_2(chunks),
+        BLOCK=next_power_of_2(neighbourhoods),
         num_warps=16,
         maxnreg=64,  # two programs on a multiprocessor, one at work while the other waits for memory
         **dependent,

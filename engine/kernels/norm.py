@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import torch
 
-from engine.kernels.language import after_predecessor, tl, triton, wait_for_predecessor
+from engine.kernels.language import after_predecessor, next_power_of_2, tl, triton, wait_for_predecessor
 
 
 @triton.jit
@@ -68,7 +68,7 @@ def _launch(
             )
     if tokens == 0:
         return out
-    block = triton.next_power_of_2(hidden)
+    block = next_power_of_2(hidden)
     _norm_kernel[(tokens,)](
         x,
         x if residual is None else residual,

@@ -23,7 +23,15 @@ import math
 import torch
 
 from engine.kernels.elementary import tanh
-from engine.kernels.language import after_predecessor, dot_operand, tl, triton, wait_for_predecessor
+from engine.kernels.language import (
+    after_predecessor,
+    cdiv,
+    dot_operand,
+    next_power_of_2,
+    tl,
+    triton,
+    wait_for_predecessor,
+)
 from engine.kernels.paged_prefill import paged_prefill_torch
 from engine.kernels.tiles import Tile, decode_tile
 
@@ -248,7 +256,7 @@ def choose_splits(rows: int, kv_heads: int, tiles: int, processors: int) -> tupl
     """
     wanted = PROGRAMS_PER_PROCESSOR * processors // max(rows * kv_heads, 1)
     wanted = max(1, min(wanted, tiles, MAX_SPLITS))
-    return wanted, min(max(wanted, triton.cdiv(tiles, LONG_SPLIT_TILES)), MAX_SPLITS)
+    return wanted, min(max(wanted, cdiv(tiles, LONG_SPLIT_TILES)), MAX_SPLITS)
 
 
 def paged_decode(
@@ -301,9 +309,9 @@ def paged_decode(
     processors = multiprocessors(query.device)
     if tile is None:
         tile = decode_tile(head_dim, page_size, query.dtype, rows * kv_heads / processors)
-    tiles = triton.cdiv(block_table.shape[1] * page_size, tile.keys)
+    tiles = cdiv(block_table.shape[1] * page_size, tile.keys)
     if window is not None:
-        tiles = min(tiles, triton.cdiv(window, tile.keys) + 1)
+        tiles = min(tiles, cdiv(window, tile.keys) + 1)
     if splits is None:
         wanted, bound = choose_splits(rows, kv_heads, tiles, processors)
     else:
@@ -319,7 +327,7 @@ def paged_decode(
         tickets = fill(rows * kv_heads, dtype=torch.int32)
     elif tickets.numel() < rows * kv_heads:
         raise ValueError(f"{tickets.numel()} tickets do not do for {rows} rows of {kv_heads} key heads")
-    block_d, block_g = triton.next_power_of_2(head_dim), triton.next_power_of_2(group)
+    block_d, block_g = next_power_of_2(head_dim), next_power_of_2(group)
     _decode_kernel[(kv_heads, rows, bound)](
         query,
         key_cache,

@@ -19,7 +19,7 @@ import math
 import torch
 
 from engine.kernels.elementary import tanh
-from engine.kernels.language import after_predecessor, dot_operand, tl, triton, wait_for_predecessor
+from engine.kernels.language import after_predecessor, dot_operand, next_power_of_2, tl, triton, wait_for_predecessor
 from engine.kernels.tiles import Tile, prefill_tile
 
 LOG2_E = math.log2(math.e)
@@ -330,7 +330,7 @@ def paged_prefill(
         return out
     group = heads // kv_heads
     tile = prefill_tile(head_dim, page_size, query.dtype) if tile is None else tile
-    block_m = max(tile.queries, triton.next_power_of_2(group))
+    block_m = max(tile.queries, next_power_of_2(group))
     block_q = block_m // group
     _prefill_kernel[(kv_heads, tokens // block_q + rows)](
         query,
@@ -359,7 +359,7 @@ def paged_prefill(
         BLOCK_M=block_m,
         BLOCK_Q=block_q,
         BLOCK_N=tile.keys,
-        BLOCK_D=triton.next_power_of_2(head_dim),
+        BLOCK_D=next_power_of_2(head_dim),
         num_warps=tile.warps,
         num_stages=tile.stages,
         **after_predecessor(query.device),

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import torch
 
-from engine.kernels.language import after_predecessor, tl, triton, wait_for_predecessor
+from engine.kernels.language import after_predecessor, cdiv, next_power_of_2, tl, triton, wait_for_predecessor
 from engine.kernels.norm import rms_norm_torch
 from engine.kernels.write_kv import write_kv_torch
 
@@ -193,8 +193,8 @@ def rope_and_write(
     query = qkv.new_empty((tokens, heads, head_dim))
     if tokens == 0:
         return query
-    block_h = min(HEADS_PER_PROGRAM, triton.next_power_of_2(max(heads, kv_heads)))
-    _rope_kernel[(tokens, triton.cdiv(heads, block_h) + 2 * triton.cdiv(kv_heads, block_h))](
+    block_h = min(HEADS_PER_PROGRAM, next_power_of_2(max(heads, kv_heads)))
+    _rope_kernel[(tokens, cdiv(heads, block_h) + 2 * cdiv(kv_heads, block_h))](
         qkv,
         qkv if query_norm is None else query_norm,
         qkv if key_norm is None else key_norm,
@@ -219,7 +219,7 @@ def rope_and_write(
         UNIT_OFFSET=unit_offset,
         POSITIONS=positions is not None,
         BLOCK_H=block_h,
-        BLOCK_HALF=triton.next_power_of_2(head_dim // 2),
+        BLOCK_HALF=next_power_of_2(head_dim // 2),
         num_warps=2,
         **after_predecessor(qkv.device),
     )

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import torch
 
-from engine.kernels.language import after_predecessor, prefetch, tl, triton, wait_for_predecessor
+from engine.kernels.language import after_predecessor, cdiv, next_power_of_2, prefetch, tl, triton, wait_for_predecessor
 
 MAX_ROWS = 8
 
@@ -38,7 +38,7 @@ def skinny_tiles(rows: int) -> tuple[SkinnyTile, ...]:
     """Tiles worth timing: 16 bytes a thread side by side along a weight row (256 elements a warp), or the compiler
     exchanges values between threads inside the loop; and a thread's fp32 sums must stay in registers. None for more
     than `MAX_ROWS` rows."""
-    block = triton.next_power_of_2(rows)
+    block = next_power_of_2(rows)
     tiles = [SkinnyTile(c, 256 * w, w) for c, w in ((4, 2), (2, 4), (8, 2), (4, 1), (2, 2), (1, 4), (1, 2))]
     return tuple(t for t in tiles if min(8, 2 * block) <= block * t.columns <= 8)[:4]
 
@@ -119,7 +119,7 @@ def skinny_linear(
     if rows == 0:
         return out
     tile = skinny_tiles(rows)[0] if tile is None else tile
-    _skinny_kernel[(triton.cdiv(columns, tile.columns),)](
+    _skinny_kernel[(cdiv(columns, tile.columns),)](
         inputs,
         weight,
         bias,
@@ -129,7 +129,7 @@ def skinny_linear(
         columns,
         depth,
         ROWS=rows,
-        BLOCK_ROWS=triton.next_power_of_2(rows),
+        BLOCK_ROWS=next_power_of_2(rows),
         COLUMNS=tile.columns,
         DEPTH=tile.depth,
         BIASED=bias is not None,

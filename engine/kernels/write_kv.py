@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import torch
 
-from engine.kernels.language import after_predecessor, tl, triton, wait_for_predecessor
+from engine.kernels.language import after_predecessor, next_power_of_2, tl, triton, wait_for_predecessor
 
 
 @triton.jit(do_not_specialize_on_alignment=["slots"])
@@ -86,7 +86,7 @@ def write_kv(
         KV_HEADS=kv_heads,
         HEAD_DIM=head_dim,
         PAGE=key_cache.shape[1],
-        BLOCK=triton.next_power_of_2(kv_heads * head_dim),
+        BLOCK=next_power_of_2(kv_heads * head_dim),
         num_warps=4,
         **after_predecessor(key.device),
     )

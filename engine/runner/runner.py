@@ -362,7 +362,8 @@ class ModelRunner:
         if self._staging is None:
             host = np.empty(shape.size, dtype=np.int32)
             self.batch.fill(shape, shape.carve(host), rows)
-            return torch.from_numpy(host)
+            packed = torch.from_numpy(host)
+            return packed if target is None else target[: shape.size].copy_(packed)
         pinned, views = self._staging.take(shape)
         self.batch.fill(shape, views, rows)
         if target is None:
