@@ -33,8 +33,8 @@ class ContinuousBatchingConfig:
         allow_block_sharing: reuse cached prefixes where every layer allows it.
         use_async_batching: schedule and launch step N+1 while step N runs. Needs CUDA graphs.
         use_cuda_graph: a bool or a pair (varlen, decode); None = on where backend and device can.
-        q_padding_interval_size: captured steps with prefills have multiples of so many prefill tokens; 0 = the
-            engine's own sizes.
+        q_padding_interval_size: captured steps with prefills have multiples of so many query tokens; 0 = the engine's
+            own sizes.
         kv_padding_interval_size: captured steps exist for block tables of multiples of so many tokens, and a step is
             replayed on the narrowest that fits; 0 = one width.
         varlen_compile_config, decode_compile_config: explicit transformers CompileConfig of a path, or a mapping of its

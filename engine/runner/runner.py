@@ -136,15 +136,11 @@ class ModelRunner:
         if self.device.type == "cuda":
             self.sampler.warm_up(self.shape.vocab_size, self.shape.dtype, self.device)
         if any(self.config.use_cuda_graph) and self.graphs is None:
-            tuned, buckets = self.executor.tuned, self._buckets()
+            buckets = self.buckets()
             if buckets.mixed_tokens:
                 self.replay_limit = self._replay_limit(buckets)
                 buckets = buckets.up_to(self.replay_limit.tokens)
-            # Compiled paths have products of their own: no numbers of rows are tuned beforehand then.
-            largest = 0 if isinstance(self.executor, CompiledExecutor) else buckets.largest
-            with nullcontext() if tuned is None else tuned.learning(largest):
-                self.graphs = StepGraphs(self, buckets)
-            self.release_unused()  # what steps needed that have memory of their own now
+            self.capture(buckets)
         if self.device.type == "cuda" and self._backend.capturable:
             self._rehearse()
         if self._meter is not None:
@@ -154,6 +150,16 @@ class ModelRunner:
         activations = measure_activations(self, meter) if self._backend.capturable else None
         pool, reused = (None, None) if self.graphs is None else (self.graphs.pool_bytes, self.graphs.pool_reused)
         return meter.footprint(self.config.ledger.kv_cache, activations, pool, reused)
+
+    @torch.inference_mode()
+    def capture(self, buckets: StepBuckets) -> None:
+        """Capture steps of these sizes, in the place of those captured before."""
+        self.graphs, tuned = None, self.executor.tuned
+        # Compiled paths have products of their own: no numbers of rows are tuned beforehand then.
+        largest = 0 if isinstance(self.executor, CompiledExecutor) else buckets.largest
+        with nullcontext() if tuned is None else tuned.learning(largest):
+            self.graphs = StepGraphs(self, buckets)
+        self.release_unused()  # what steps needed that have memory of their own now
 
     def _rehearse(self) -> None:
         """Run steps that no graph is for, on padding: their kernels are compiled and loaded before a request waits."""
@@ -224,7 +230,8 @@ class ModelRunner:
             host_tables=tuple([[0]] for _ in self.windows),
         )
 
-    def _buckets(self) -> StepBuckets:
+    def buckets(self) -> StepBuckets:
+        """Sizes of steps that could be captured, whether or not it pays."""
         config = self.config
         varlen, decode = config.use_cuda_graph
         return StepBuckets.plan(
