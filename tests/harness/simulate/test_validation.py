@@ -27,9 +27,8 @@ def test_held_out_runs_are_predicted_well(measured_dir: Path) -> None:
 
 
 def test_the_reference_runs_of_an_h200_are_predicted() -> None:
-    """Committed runs, each predicted by a model of the others. TTFT p95 rests on 13 requests of a run. The runs are of a
-    revision that captured other sizes of steps with prefills, which is most of the error of TTFT (docs/simulation.md).
-    """
+    """Committed runs, each predicted by a model of the others. TTFT p95 rests on 13 requests of a run. Their revision
+    captured other sizes of steps with prefills, which is most of the error of TTFT (docs/simulation.md)."""
     folder = ROOT / "results" / "reference" / "h200" / "qwen3-4b"
     names = ("nano_1", "nano_2", "staged_20", "staged_40")
     found = validate(read_all([folder / name for name in names]))
