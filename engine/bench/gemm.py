@@ -91,7 +91,7 @@ def describe(candidate: str, library: CublasLt) -> str:
 
 
 def best_by_kind(times: dict[str, float]) -> dict[str, float]:
-    """The fastest candidate of each kind, the fastest kind first; of cuBLASLt's, those in parts are not told apart."""
+    """The fastest candidate of each kind, the fastest kind first."""
     best: dict[str, str] = {}
     for candidate in sorted(times, key=lambda candidate: times[candidate]):
         best.setdefault(kind_of(candidate), candidate)

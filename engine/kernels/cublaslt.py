@@ -223,16 +223,6 @@ class LtProduct:
             return None
         return Algorithm(words, result.workspace)
 
-    def split(self, algorithm: Algorithm, parts: int) -> Algorithm | None:
-        """The algorithm with its sum over the depth in ``parts``, added in fp32; None if it cannot be split so."""
-        words = _words(algorithm)
-        setter = self._library.function("cublasLtMatmulAlgoConfigSetAttribute")
-        for name, value in (("split_k", parts), ("reduction", _REDUCTION_COMPUTE_TYPE)):
-            number = ctypes.c_uint32(value)
-            if setter(ctypes.byref(words), _CONFIG[name], ctypes.byref(number), 4) != _SUCCESS:
-                return None
-        return self.adopt(bytes(words))
-
     def prepare(self, algorithm: Algorithm) -> Any:
         """The form of an algorithm that `run` takes."""
         return _words(algorithm)
@@ -328,6 +318,5 @@ _SIGNATURES: dict[str, list[Any]] = {
     "cublasLtMatmulAlgoGetHeuristic": [_P, _P, _P, _P, _P, _P, _P, _I, _P, _P],
     "cublasLtMatmulAlgoCheck": [_P, _P, _P, _P, _P, _P, _P, _P],
     "cublasLtMatmulAlgoConfigGetAttribute": [_P, _I, _P, _SIZE, _P],
-    "cublasLtMatmulAlgoConfigSetAttribute": [_P, _I, _P, _SIZE],
     "cublasLtMatmul": [_P, _P, _P, _P, _P, _P, _P, _P, _P, _P, _P, _P, _P, _P, _SIZE, _P],
 }

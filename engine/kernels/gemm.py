@@ -41,7 +41,7 @@ TIMED_BYTES = 300 << 20
 """Bytes of weights that a timed graph reads: some 75 us at an H200's bandwidth, and five times its L2 cache."""
 TIME_LIMIT = 14.0
 """Seconds a start may spend on measuring; what is left then runs on torch, and is measured by the next start."""
-VERSION = 4
+VERSION = 5
 """Of the candidates and the way they are timed: part of a stored choice's key."""
 
 Weights = Sequence[tuple[torch.Tensor, torch.Tensor | None]]

@@ -35,12 +35,8 @@ from engine.kernels.splitk import (
 logger = logging.getLogger(__name__)
 
 TORCH = "torch"
-CUBLASLT_CANDIDATES = 12
+CUBLASLT_CANDIDATES = 8
 """How many algorithms the library is asked for."""
-SPLIT_CANDIDATES, SPLITS = 3, (2, 3, 4, 6)
-"""How many of them are also tried with their sum in parts, and in how many."""
-SPLIT_OUTPUTS = 2 * 132 * 64 * 128
-"""Output elements that fill an H200 twice with small tiles; a product with more is not split."""
 MAX_TICKETS = 8192
 """Output tiles that may be split."""
 COMPILERS = 8
@@ -87,15 +83,12 @@ class LinearCandidates:
         """
         names: list[str] = []
         if self._library is not None:
-            product = self._product(self._library, problem)
             try:
-                found = product.candidates(CUBLASLT_CANDIDATES, bias)
+                found = self._product(self._library, problem).candidates(CUBLASLT_CANDIDATES, bias)
             except CublasError as error:
                 logger.warning("cuBLASLt has no algorithms for %s: %s", problem, error)
                 found = []
-            if max(problem.rows, 64) * problem.columns <= SPLIT_OUTPUTS:
-                found += _split(product, found[:SPLIT_CANDIDATES])
-            names += dict.fromkeys(f"cublaslt:{algorithm.words.hex()}" for algorithm in found)
+            names += [f"cublaslt:{algorithm.words.hex()}" for algorithm in found]
         if self._triton:
             names += [f"skinny:{t.columns},{t.depth},{t.warps}" for t in skinny_tiles(problem.rows)]
             processors = multiprocessors(self._device)
@@ -188,8 +181,3 @@ def _fits(problem: Problem, tile: SplitTile) -> bool:
     rows, columns, *_ = problem
     parts, tickets = parts_needed(rows, columns, tile), tickets_needed(rows, columns, tile)
     return tile.rows >= 16 and 4 * parts <= WORKSPACE_LIMIT and tickets <= MAX_TICKETS
-
-
-def _split(product: LtProduct, algorithms: Sequence[Algorithm]) -> list[Algorithm]:
-    split = (product.split(algorithm, parts) for algorithm in algorithms for parts in SPLITS)
-    return [algorithm for algorithm in split if algorithm is not None]

@@ -125,15 +125,24 @@ def after_predecessor(device: torch.device) -> Mapping[str, bool]:
 
 
 @triton.jit
-def wait_for_predecessor(PDL: tl.constexpr):
-    """Let the kernel behind this one be set up, then wait until those before it are done and their writes visible.
+def release_successor(PDL: tl.constexpr):
+    """Let the kernel behind this one be set up as soon as every program of this one has come here or returned."""
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+
+
+@triton.jit
+def wait_for_predecessor(PDL: tl.constexpr, RELEASE: tl.constexpr = True):
+    """Let the kernel behind this one be set up, unless ``RELEASE`` is False because `release_successor` comes later,
+    and wait until those before it are done and their writes visible.
 
     Every program of a kernel launched with `after_predecessor` must come through here before it reads, writes or
     returns: its predecessor may have written any of its inputs, and a later kernel takes this one's end for the end of
     all before it.
     """
+    if RELEASE:
+        release_successor(PDL)
     if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
 
 

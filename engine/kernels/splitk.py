@@ -1,11 +1,13 @@
-"""A linear layer of 3 to 256 rows on tensor cores, its sum over the depth split over programs and merged in the kernel.
+"""A linear layer of 3 to 128 rows on tensor cores, its sum over the depth split over programs and merged in the kernel.
 
 Weights are the left operand: their rows fill a tensor core's tile, the few input rows need no padding to 64 or 128.
 Output tiles alone do not fill a GPU, so a tile's depth is shared by ``splits`` programs. Each leaves its fp32 part in
 memory, and who draws a tile's last ticket adds them up, always in the order of the splits: no second kernel, and the
 same bits whoever is last. Copies are the tensor memory accelerator's, which also fills with zeros what lies past the
 end of rows, columns and depth. The weights that a program begins with are on their way into the L2 cache while the
-kernel before still runs.
+kernel before still runs. The kernel behind is let in when the products are done, not at once: what a program of it asks
+for while this kernel streams its weights is evicted before it is used, and programs that come early crowd on the
+multiprocessors that happen to have room.
 
 Bytes: ``columns * depth * itemsize``; inputs come from the L2 cache once a tile of columns, parts go through it once.
 fp32 sums, rounded once.
@@ -20,20 +22,21 @@ import torch
 
 from engine.kernels.language import (
     after_predecessor,
+    cdiv,
     descriptor,
     dot_operand,
+    next_power_of_2,
     prefetch_rows,
+    release_successor,
     tl,
     triton,
     wait_for_predecessor,
 )
 
-MIN_ROWS, MAX_ROWS = 3, 256
+MIN_ROWS, MAX_ROWS = 3, 128
 MAX_SPLITS = 16
-AHEAD = 64 << 10
-"""Bytes of weights that a program asks for beforehand: 8 MB of a machine."""
-SHARED_MEMORY = 227 << 10
-"""Bytes that the programs of a multiprocessor share (compute capability 9.0)."""
+AHEAD = 16 << 10
+"""Bytes of weights that a program asks for beforehand: 2 MB of a machine."""
 MERGE_VALUES = 128
 """Values of other programs' parts that a merging thread loads at a time."""
 
@@ -75,36 +78,33 @@ class SplitScratch:
 
 
 _SHAPES: dict[int, tuple[tuple[int, int, int, int], ...]] = {
-    16: ((32, 256, 4, 5), (64, 128, 4, 5), (128, 128, 4, 5)),
-    32: ((32, 128, 4, 5), (64, 128, 4, 5), (128, 128, 4, 4)),
-    64: ((64, 128, 4, 3), (64, 128, 4, 6), (128, 64, 8, 7)),
-    128: ((64, 64, 4, 4), (128, 64, 8, 6)),
-    256: ((64, 64, 8, 5), (128, 64, 8, 4)),
+    16: ((64, 256, 4, 4), (64, 128, 4, 3), (128, 64, 4, 5)),
+    32: ((64, 128, 4, 7), (128, 64, 4, 4)),
+    64: ((64, 128, 4, 6), (128, 64, 4, 4)),
+    128: ((64, 128, 4, 4),),
 }
-"""Columns, depth, warps and stages worth timing, by rows of a program: three tiles of copies in flight or more, and
-sums that stay in registers."""
+"""Columns, depth, warps and stages worth timing, by rows of a program: those that won, or nearly, among 37 on an H200.
+Products of few columns are for the first; the others' smaller stages let several programs share a multiprocessor."""
 
 
 def splitk_tiles(rows: int, columns: int, depth: int, processors: int = 132) -> tuple[SplitTile, ...]:
-    """Tiles worth timing: unsplit, and split as often as programs find room at the same time, one or several on a
-    multiprocessor. None for numbers of rows that other kernels are for."""
+    """Tiles worth timing: split as often as every program has a multiprocessor for itself, half as often, and unsplit.
+    None for numbers of rows that other kernels are for."""
     if not MIN_ROWS <= rows <= MAX_ROWS:
         return ()
-    block = max(16, triton.next_power_of_2(rows))
+    block = max(16, next_power_of_2(rows))
     found: dict[SplitTile, None] = {}
     for own_columns, own_depth, warps, stages in _SHAPES[block]:
-        tiles = triton.cdiv(columns, own_columns)
-        together = SHARED_MEMORY // (2 * stages * own_depth * (own_columns + block))
-        steps = triton.cdiv(depth, own_depth)
-        for slots in (processors, together * processors):
-            splits = max(1, min(slots // tiles, steps // 2, MAX_SPLITS))
+        tiles = cdiv(columns, own_columns)
+        most = max(1, min(processors // tiles, cdiv(depth, own_depth) // 2, MAX_SPLITS))
+        for splits in (most, cdiv(most, 2), 1):
             found[SplitTile(block, own_columns, own_depth, warps, stages, splits, AHEAD)] = None
     return tuple(found)
 
 
 def tickets_needed(rows: int, columns: int, tile: SplitTile) -> int:
     """Output tiles that are split, 0 if none is."""
-    return 0 if tile.splits == 1 else int(triton.cdiv(rows, tile.rows) * triton.cdiv(columns, tile.columns))
+    return 0 if tile.splits == 1 else cdiv(rows, tile.rows) * cdiv(columns, tile.columns)
 
 
 def parts_needed(rows: int, columns: int, tile: SplitTile) -> int:
@@ -153,12 +153,13 @@ def _splitk_kernel(
         piece = tl.minimum(begin + tl.arange(0, AHEAD_WIDTH) * ahead, depth - ahead)
         start = tl.minimum(column, columns - 1).to(tl.int64) * depth
         prefetch_rows(first_weight + start[:, None] + piece[None, :], ahead)
-    wait_for_predecessor(PDL)
+    wait_for_predecessor(PDL, RELEASE=False)
     sums = tl.zeros((COLUMNS, ROWS), dtype=tl.float32)
     for at in range(begin, end, DEPTH):
         w = weights.load([column_start, at])
         x = inputs.load([row_start, at])
         sums = tl.dot(w.to(OPERAND), x.to(OPERAND).T, sums)
+    release_successor(PDL)
     tile = tl.program_id(2) * tl.num_programs(1) + tl.program_id(1)
     last = splits == 1
     if splits > 1:
@@ -231,9 +232,9 @@ def splitk_linear(
     if rows == 0:
         return out
     width = max(1, 32 * tile.warps // tile.columns)
-    share = triton.cdiv(depth, tile.depth) // tile.splits * tile.depth
+    share = cdiv(depth, tile.depth) // tile.splits * tile.depth
     ahead = min(tile.ahead // (2 * tile.columns), share, depth) // width // 8 * 8
-    grid = (tile.splits, triton.cdiv(columns, tile.columns), triton.cdiv(rows, tile.rows))
+    grid = (tile.splits, cdiv(columns, tile.columns), cdiv(rows, tile.rows))
     launch = partial(_splitk_kernel.warmup, grid=grid) if compile_only else _splitk_kernel[grid]
     launch(
         descriptor(inputs, [tile.rows, tile.depth]),

@@ -36,8 +36,6 @@ class HostLt:
         workspace: bytes each says it needs.
         accepts: which first words `cublasLtMatmulAlgoCheck` takes, by (word, rows of y).
         wrong: first words of algorithms that compute something else.
-        unsplittable: first words of algorithms whose sums cannot be split. The others keep the number of parts in their
-            third word, the way they are added in the fourth.
     """
 
     def __init__(
@@ -46,7 +44,6 @@ class HostLt:
         workspace: int = 64,
         accepts: Callable[[int, int], bool] = lambda word, rows: True,
         wrong: tuple[int, ...] = (),
-        unsplittable: tuple[int, ...] = (1, 2, 3),
     ) -> None:
         self.objects: dict[int, dict[int, int]] = {}
         self.launched: list[int] = []
@@ -106,13 +103,6 @@ class HostLt:
             value._obj.value = 10 * attribute + algorithm._obj.data[0]
             return SUCCESS
 
-        def configure(algorithm, attribute, value, size) -> int:
-            if algorithm._obj.data[0] in unsplittable:
-                return 7
-            algorithm._obj.data[attribute] = value._obj.value
-            return SUCCESS
-
-        self.cublasLtMatmulAlgoConfigSetAttribute = configure
         self.cublasLtCreate = lambda handle: make(handle)
         self.cublasLtGetVersion = lambda: 130100
         self.cublasLtGetStatusName = lambda status: b"CUBLAS_STATUS_NOT_SUPPORTED"

@@ -68,18 +68,6 @@ def test_an_algorithm_is_adopted_by_other_rows_only_if_the_library_agrees(host_l
     assert LtProduct(library, 16, 8, 8, torch.bfloat16, False).adopt(b"short") is None
 
 
-def test_a_sum_is_split_where_the_algorithm_can(host_lt: Any) -> None:
-    library = CublasLt(host_lt(unsplittable=(2,), accepts=lambda word, rows: word != 3))
-    product = LtProduct(library, 8, 8, 8, torch.bfloat16, False)
-    first, second, third = product.candidates(3)
-    split = product.split(first, 4)
-    assert split is not None
-    words = [int.from_bytes(split.words[at : at + 8], "little") for at in range(0, 64, 8)]
-    assert words == [1, 0, 4, 2, 0, 0, 0, 0]  # parts are added in fp32
-    assert product.split(second, 4) is None
-    assert product.split(third, 4) is None
-
-
 def test_objects_of_the_library_are_destroyed_with_their_owner(host_lt: Any) -> None:
     host = host_lt()
     library = CublasLt(host)

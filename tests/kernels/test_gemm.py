@@ -12,8 +12,7 @@ import pytest
 import torch
 from torch.nn.functional import linear
 
-from engine.kernels import gemm, gemm_candidates
-from engine.kernels.autotune import Choice
+from engine.kernels import gemm
 from engine.kernels.autotune_cache import ChoiceCache
 from engine.kernels.cublaslt import WORKSPACE_LIMIT, CublasLt
 from engine.kernels.gemm import ANCHORS, MOST_USED, TunedLinear, tuned_linear, why_not_tuned
@@ -141,22 +140,6 @@ def test_anchors_are_tuned_beforehand_the_most_used_first(host_lt: Any, monkeypa
     with tuned.learning(largest=60):
         assert {problem.rows for problem in tuned.choices()} == {1, 64, 32}
     assert tuned.report().untimed == len(ANCHORS[: ANCHORS.index(64) + 1]) - 3
-
-
-def test_products_of_few_outputs_are_also_tried_in_parts(host_lt: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    offered: list[list[str]] = []
-    monkeypatch.setattr(
-        gemm, "choose", lambda baseline, names, measure: offered.append(list(names)) or Choice(names[-1], 1.0, 2.0)
-    )
-    host, weights = host_lt(unsplittable=(2,)), _weights()
-    tuned = _tuned(weights, host, Times(host, 10.0))
-    with tuned.learning():
-        tuned(_inputs(8), *weights[0])
-        monkeypatch.setattr(gemm_candidates, "SPLIT_OUTPUTS", 64 * COLUMNS - 1)
-        tuned(_inputs(16), *weights[0])
-    parts = [int.from_bytes(bytes.fromhex(name.partition(":")[2])[16:24], "little") for name in offered[0]]
-    assert parts == [0, 0, 0, *gemm_candidates.SPLITS, *gemm_candidates.SPLITS]
-    assert len(offered[1]) == 3
 
 
 def test_wrong_and_failing_candidates_are_left_out(host_lt: Any, caplog: pytest.LogCaptureFixture) -> None:
@@ -309,7 +292,7 @@ def test_a_name_that_is_none_is_no_candidate(host_lt: Any) -> None:
     assert {name.partition(":")[0] for name in few} == {"skinny"}
     wide = problem._replace(rows=24, depth=264)
     assert candidates.call(wide, "splitk:32,64,128,4,5,2,0") is not None
-    for unsuitable in (wide._replace(rows=257), wide._replace(columns=1 << 20)):
+    for unsuitable in (wide._replace(rows=129), wide._replace(columns=1 << 20)):
         assert candidates.call(unsuitable, "splitk:32,64,128,4,5,2,0") is None
     last = few[-1]
     for name in (

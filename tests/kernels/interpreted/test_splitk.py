@@ -42,7 +42,7 @@ def twice(inputs: Any, weight: Any, bias: Any, tile: SplitTile, out: Any) -> Non
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, BF16])
-@pytest.mark.parametrize(("rows", "columns"), [(3, 200), (16, 130), (17, 130), (40, 72), (100, 72), (129, 40)])
+@pytest.mark.parametrize(("rows", "columns"), [(3, 200), (16, 130), (17, 130), (40, 72), (100, 72), (128, 40)])
 def test_its_own_tiles(rows: int, columns: int, dtype: torch.dtype, check_linear: Callable[..., None]) -> None:
     tiles = splitk_tiles(rows, columns, 776)
     assert max(tile.splits for tile in tiles) > 1
@@ -84,7 +84,7 @@ def test_parts_are_added_in_their_order() -> None:
 
 
 def test_tiles_fill_the_machine() -> None:
-    for rows in (8, 64, 128, 256):
+    for rows in (8, 32, 64, 128):
         for columns, depth in ((2560, 4096), (6144, 2560), (2560, 9728), (4096, 14336)):
             programs = [
                 -(-columns // tile.columns) * tile.splits for tile in splitk_tiles(rows, columns, depth, processors=132)
