@@ -162,13 +162,13 @@ class StepBuckets:
     def prefills(self, tokens: int) -> int:
         """Prefill rows that a captured step of so many tokens has room for."""
         rows = max(MIN_PREFILLS, tokens // TOKENS_A_PREFILL) if self.many_prefills else MIN_PREFILLS
-        return min(rows, self.max_rows)
+        return min(rows, self.max_rows, tokens)
 
     def mixed(self, tokens: int, decodes: int, width: int) -> StepShape:
         """The captured step with prefills of these sizes. There is room for more rows than a step can have, since
         either kind may be most of them, but not for more samples."""
         prefills = self.prefills(tokens)
-        samples = min(decodes + prefills, self.max_rows)
+        samples = min(decodes + prefills, self.max_rows, tokens)
         return StepShape(decodes, prefills, tokens - decodes, samples, width, self.groups)
 
     def _decode(self, rows: int, width: int) -> StepShape:

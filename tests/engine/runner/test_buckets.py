@@ -147,6 +147,9 @@ def test_many_prefill_rows_or_few_rows_in_all_are_replayed_too() -> None:
     assert small is not None
     assert (small.decodes, small.prefills, small.samples) == (4, 4, 4), "either kind may be all four rows"
     assert plan(max_rows=256).find(step(255, 1, 7937)) is not None, "a whole budget"
+    tiny = plan(max_rows=16, max_tokens=4).find(step(1, 1, 2))
+    assert tiny is not None
+    assert (tiny.decodes, tiny.prefills, tiny.samples) == (4, 4, 4), "no more samples than tokens"
 
 
 def test_what_is_beyond_the_limit_is_launched() -> None:
