@@ -15,7 +15,7 @@ from harness.capacity.recommend import as_yaml
 from harness.capacity.search import Capacity
 from harness.report import plots
 from harness.report.page import page, section, text_table
-from harness.report.plots.figure import LINES, MARKERS, PALETTE, from_zero, legend_above, look, new_figure
+from harness.report.plots.figure import LINES, MARKERS, PALETTE, from_zero, legend_above, log_scale, look, new_figure
 from harness.slo import Slo
 
 _PANELS = (("ttft_p95_ms", "TTFT p95, ms"), ("itl_p99_ms", "ITL p99, ms"))
@@ -93,7 +93,7 @@ def latency_over_rate(capacity: Capacity, slo: Slo) -> tuple[Figure, str]:
             ax.axvline(capacity.rate, color="#009e73", linewidth=1)
             ax.set_ylabel(label)
         axes[-1].set_xlabel("requests/s")
-        axes[-1].set_xscale("log")
+        log_scale(axes[-1], "x")
         legend_above(axes[0])
     caption = (
         "Simulated runs of the search, one line a seed. Horizontal: the limit; vertical: the capacity found (mean over "

@@ -32,7 +32,7 @@ thead th:first-child { background: var(--tint); }
 td:first-child { font-weight: 600; min-width: 7rem; }
 td { white-space: nowrap; } td:first-child { white-space: normal; }
 table.text th, table.text td { text-align: left; white-space: normal; }
-table.text td { overflow-wrap: anywhere; min-width: 6rem; max-width: 30rem; }
+table.text td { overflow-wrap: anywhere; min-width: 7rem; max-width: 30rem; }
 table.text td:first-child { overflow-wrap: break-word; }
 .few { opacity: .5; }
 .bad { color: var(--warn); font-weight: 600; }

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from matplotlib.figure import Figure
 
-from harness.report.plots.figure import PALETTE, Plot, from_zero, legend_above, look, new_figure, save
+from harness.report.plots.figure import PALETTE, Plot, from_zero, legend_above, log_scale, look, new_figure, save
 from workloads.describe import Description
 from workloads.workload import Workload
 
@@ -71,7 +71,7 @@ def _lengths(workload: Workload) -> tuple[Figure, str]:
                 ax.axvline(value, color=colour, linestyle=style, label=f"{label}: {name} {value:,.0f}")
             from_zero(ax)
             ax.set_ylabel("requests")
-            ax.set_xscale("log")
+            log_scale(ax, "x")
             legend_above(ax)
         axes[-1].set_xlabel("tokens")
         axes[-1].set_xticks(_ticks(low, high))
