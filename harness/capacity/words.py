@@ -107,9 +107,10 @@ def memory_of_token(size: float) -> str:
 def validation_rows(frame: pd.DataFrame) -> tuple[Sequence[str], list[list[str]]]:
     """Predicted against measured, run by run."""
     header = ("workload", "arm", "metric", "measured", "predicted", "error", "seen by the model")
+    runs = {w: list(dict.fromkeys(rows["run_id"])) for w, rows in frame.groupby("workload")}
     rows = [
         [
-            str(r["workload"]),
+            _run_words(str(r["workload"]), runs[r["workload"]], r["run_id"]),
             UNKNOWN if str(r["arm"]) in ("nan", "<NA>", "None") else str(r["arm"]),
             str(r["metric"]),
             number(r["measured"]),
@@ -120,6 +121,10 @@ def validation_rows(frame: pd.DataFrame) -> tuple[Sequence[str], list[list[str]]
         for r in frame.to_dict("records")
     ]
     return header, rows
+
+
+def _run_words(workload: str, runs: Sequence[str], run_id: str) -> str:
+    return workload if len(runs) == 1 else f"{workload} ({runs.index(run_id) + 1})"
 
 
 def fleet_rows(frame: pd.DataFrame) -> tuple[Sequence[str], list[list[str]]]:
@@ -146,5 +151,5 @@ def fleet_rows(frame: pd.DataFrame) -> tuple[Sequence[str], list[list[str]]]:
         if pd.isna(r["steady_request_s"]):
             rates[0] = f"none: {str(r['steady_state']).replace('_', ' ')}"
         numbers = [*rates, *latencies]
-        rows.append([str(r["router"]), str(r["replicas"]), *numbers, met, hits])
+        rows.append([str(r["router"]).replace("_", " "), str(r["replicas"]), *numbers, met, hits])
     return header, rows

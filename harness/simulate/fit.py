@@ -265,7 +265,8 @@ def cost_of(kind: Kind, seen: Observed, found: Regression) -> tuple[Cost, Residu
     )
     off = np.abs(fitted * total * cost.mean_ratio - y) / np.maximum(y, 1e-9)
     same = seen.of_kind(kind)
-    measured = here if between else same if same.any() else seen.prefill == kind.prefill
+    # Of a shared cost every step tells what was measured, whatever its kind.
+    measured = same if found.part == "host" and same.any() else here
     largest = (int(getattr(seen, name)[measured].max()) for name in ("tokens", "rows", "keys"))
     spilled = float(y[~kept].sum() / y.sum()) if y.sum() > 0 else 0.0
     errors = float(np.median(off)), float(np.quantile(off, 0.9))

@@ -86,7 +86,7 @@ def test_a_named_workload_and_a_fleet(measured_dir: Path, tmp_path: Path, capsys
     assert main([str(measured_dir), *named, "fleet=2"]) == 0
     out = capsys.readouterr().out
     assert "replaying the workload that was asked for: 40 requests on 2 GPUs" in out
-    assert all(router in out for router in ("round_robin", "least_loaded", "prefix_aware"))
+    assert all(router in out for router in ("round robin", "least loaded", "prefix aware"))
 
 
 @pytest.mark.parametrize(
