@@ -15,7 +15,8 @@ class Agenda:
 
     A request that neither follows another nor needs a place is due at its own time from the start. One that follows
     another, and in a closed loop one that waits for a place, is due its think time after that end, and not before its
-    own time. A place belongs to a session from its first request until its last one ended.
+    own time. A place belongs to a session from its first request until its last one ended. Requests of a phase are due
+    their think time after the last end of the phase before.
     """
 
     def __init__(self, workload: Workload, t_start_ns: int) -> None:
@@ -23,7 +24,9 @@ class Agenda:
         self._lock = threading.Lock()
         self._index = {r.request_id: k for k, r in enumerate(workload.requests)}
         self._follower = {r.follows: r for r in workload.requests if r.follows is not None}
-        opening = [r for r in workload.requests if r.follows is None]
+        self._phases = deque([[r for r in workload.requests if r.phase == p] for p in workload.phases[1:]])
+        opening = [r for r in workload.requests if r.follows is None and r.phase in (None, *workload.phases[:1])]
+        self._open_in_phase = len(opening) if workload.phases else 0
         places = len(opening) if workload.concurrency is None else workload.concurrency
         self._queue = deque(opening[places:])  # first requests of sessions without a place
         self._to_come = len(workload) - len(opening[:places])
@@ -54,6 +57,7 @@ class Agenda:
             The requests that are given up: a session whose turn was not answered does not go on.
         """
         with self._lock:
+            self._end_in_phase(time_ns)
             follower = self._follower.get(request_id)
             if follower is not None and ok:
                 self._fall_due(follower, time_ns)
@@ -66,6 +70,15 @@ class Agenda:
             if self._queue:
                 self._fall_due(self._queue.popleft(), time_ns)
             return given_up
+
+    def _end_in_phase(self, time_ns: int) -> None:
+        """The lock is held."""
+        self._open_in_phase -= 1
+        if self._open_in_phase == 0 and self._phases:
+            following = self._phases.popleft()
+            self._open_in_phase = len(following)
+            for request in following:
+                self._fall_due(request, time_ns)
 
     def _fall_due(self, request: ScheduledRequest, end_ns: int) -> None:
         """The lock is held."""

@@ -7,9 +7,10 @@ that what libraries print when they are imported is not taken for it.
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from harness.errors import one_line
@@ -21,8 +22,8 @@ class NoAnswer(ValueError):
     """Why there is none, in one line."""
 
 
-def ask(module: str, question: Any, timeout_s: float | None = None) -> Any:
-    """The answer of ``python -m module`` to ``question``, both as plain values.
+def ask(module: str, question: Any, timeout_s: float | None = None, env: Mapping[str, str] | None = None) -> Any:
+    """The answer of ``python -m module`` to ``question``, both as plain values; ``env`` on top of this environment.
 
     Raises:
         NoAnswer: it raised an exception, ended otherwise, or took longer than ``timeout_s``.
@@ -35,6 +36,7 @@ def ask(module: str, question: Any, timeout_s: float | None = None) -> Any:
             text=True,
             check=False,
             timeout=timeout_s,
+            env={**os.environ, **(env or {})},
         )
     except subprocess.TimeoutExpired as error:
         raise NoAnswer(f"there was no answer within {error.timeout:g} s") from error

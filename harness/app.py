@@ -28,7 +28,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
-from harness import gate, manifest, store
+from harness import companions, gate, manifest, store
 from harness.arguments import as_hydra_reads, asked_about, only_shows
 from harness.blocks import Place
 from harness.check import check_engines
@@ -36,10 +36,11 @@ from harness.compose import CONFIG_MODULE, CONFIG_NAME, composing
 from harness.config import config_hash, plain
 from harness.errors import one_line
 from harness.estimate import PlannedRun, history, listing
+from harness.execution import run_jobs
 from harness.expand import shown_overrides
 from harness.explain import explain
 from harness.gpus import VISIBLE, gpu_count, host_locks, own_gpu, visible_gpus
-from harness.job import Job, run_job
+from harness.job import Job
 from harness.launch import launch
 from harness.manifest import JobState
 from harness.plan import Plan, make_plan, pinned
@@ -153,8 +154,12 @@ def _task(config: DictConfig) -> str:
         stamp=datetime.now(UTC).strftime("%Y%m%dT%H%M%S"),
         place=_place(values["experiment"]),
     )
+    jobs = [job]
+    if values["experiment"]["companions"]:
+        jobs += companions.read(root, int(job.number or 0), job.stamp)
     with _gpu_of(h, values["measure"]["device"]):
-        return run_job(job)
+        states = run_jobs(jobs)
+    return next((state for state in states if state != "ok"), "ok")
 
 
 def _number(h: Any, experiment: Mapping[str, Any]) -> int:
@@ -186,7 +191,9 @@ def _run(plan: Plan) -> None:
         running = GlobalHydra.instance().hydra
         assert running is not None  # composing made it
         # What hydra.main decorated: a launcher's worker calls it with a config that is composed already.
-        launch(running, CONFIG_NAME, plan.overrides, [job.arguments for job in plan.jobs], _task.__wrapped__)
+        together = companions.processes(plan.jobs)
+        arguments = [(*jobs[0].arguments, *companions.write(plan.directory, jobs)) for jobs in together]
+        launch(running, CONFIG_NAME, plan.overrides, arguments, _task.__wrapped__)
 
 
 def _list(plan: Plan, finished: int) -> None:

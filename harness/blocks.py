@@ -15,8 +15,8 @@ Source: Box, Hunter and Hunter, Statistics for Experimenters, chapter on randomi
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +60,21 @@ def arrange(facets: Sequence[Sequence[int]], blocks: int, seed: int) -> list[Pla
         shuffled = shuffled[::-1] if block % 2 else _shuffled(groups, rng)
         order += _placed(block, shuffled)
     return order
+
+
+def together(order: Sequence[Place], process: Callable[[int], Hashable]) -> list[Place]:
+    """``order`` with the runs of one process next to each other, at the place of the first of them in their block.
+
+    Args:
+        process: of an arm, by index; arms with the same one share a process in each block, replicas with replicas.
+    """
+    grouped: dict[Hashable, list[Place]] = {}
+    for place in order:
+        grouped.setdefault((place.block, place.replica, process(place.arm)), []).append(place)
+    blocks: dict[int, list[Place]] = {}
+    for members in grouped.values():
+        blocks.setdefault(members[0].block, []).extend(members)
+    return [replace(place, position=k) for places in blocks.values() for k, place in enumerate(places)]
 
 
 def _numbered(arms: Sequence[int]) -> list[tuple[int, int]]:

@@ -6,11 +6,12 @@ without. So one short child process (``python -m harness.check``) judges all job
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from harness.apart import NoAnswer, answer, ask
-from harness.config import engine_settings
+from harness.backends.settings import engine_settings
 from harness.errors import one_line
 
 
@@ -33,8 +34,13 @@ def check_engines(configs: Sequence[Mapping[str, Any]]) -> list[str]:
     asked = [job for job in asked if engine_settings(job["engine"]).keys() - {"attn_implementation"}]
     if not asked:
         return []
+    by_env: dict[str, list[dict[str, Any]]] = {}
+    for job in asked:
+        by_env.setdefault(json.dumps(job["engine"].get("env") or {}, sort_keys=True), []).append(job)
+    found: list[str] = []
     try:
-        found: list[str] = ask("harness.check", asked)
+        for env, jobs in by_env.items():  # an engine may be installed where only its own environment finds it
+            found += ask("harness.check", jobs, env=json.loads(env))
     except NoAnswer as error:
         raise ValueError(f"the settings of the engine could not be checked: {error}") from error
     if len(found) == len(configs):

@@ -1,11 +1,12 @@
-"""The measured process: builds the workload, loads the model, warms up, measures, writes the tables.
+"""The measured process: loads the model, starts and warms up the engine, measures its runs, writes their tables.
 
-Started by :mod:`harness.isolate` as ``python -m harness.child SPEC FD``; reports over the pipe ``FD``.
+Started by :mod:`harness.isolate` as ``python -m harness.child FD SPEC [SPEC ...]``; reports over the pipe ``FD``. Each
+specification is one run; all have the same engine, model, generation and measure, which the first one gives. Between
+two runs the engine has nothing to do; a run that does not end well is the last one.
 """
 
 from __future__ import annotations
 
-import gc
 import json
 import os
 import random
@@ -19,15 +20,15 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from harness.backends import GenerationSettings, create, needs_weights, uses_device
+from harness.backends.settings import engine_settings
 from harness.clock import Clock, RealClock
-from harness.driver import Drive, drive
+from harness.device import device_of
 from harness.errors import one_line
-from harness.journal import Journal, Known, discard
+from harness.journal import discard
+from harness.measuring import Messages, Served, measure, process_facts
 from harness.preparation import load_or_outline, warmup_of, workload_of
-from harness.record import ConfigValue, Outcome, RunRecord
-from harness.recorder import Recorder
-from harness.ticker import Ticker
-from workloads.describe import describe
+from harness.record import RunRecord
 from workloads.workload import Workload
 
 SWITCH_INTERVAL_S = 0.0005
@@ -37,42 +38,38 @@ the process with the engine, that late for a due time, and the stamps of tokens 
 
 
 class Report:
-    """Messages to the parent, one JSON object a line. If the parent is gone, this process ends itself."""
+    """Messages to the parent, one JSON object a line. If the parent is gone, this process ends itself.
+
+    Attributes:
+        run: index of the run that the messages are about.
+    """
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
         self._lock = threading.Lock()
+        self.run = 0
 
     def send(self, **message: Any) -> None:
-        data = json.dumps(message).encode() + b"\n"
+        data = json.dumps({"run": self.run, **message}).encode() + b"\n"
         try:
             with self._lock:
                 os.write(self._descriptor, data)
         except BrokenPipeError:
             os._exit(1)  # nobody waits for this run any more: do not keep a GPU busy for it
 
-    def phase(self, name: str, **facts: Any) -> None:
+    def phase(self, name: str) -> None:
         print(f"== {name}", flush=True)
-        self.send(phase=name, **facts)
+        self.send(phase=name)
 
 
-def main(argv: list[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     """Entry point of the child; returns its exit code (errors are reported over the pipe and leave code 1)."""
-    spec_path, descriptor = argv if argv is not None else sys.argv[1:]
+    descriptor, *paths = argv if argv is not None else sys.argv[1:]
+    os.set_inheritable(int(descriptor), False)  # what an engine starts must not keep the pipe open
     report = Report(int(descriptor))
     signal.signal(signal.SIGINT, signal.default_int_handler)  # an ignored one would be inherited
     try:
-        spec = json.loads(Path(spec_path).read_text())
-        record = measure(spec, report, RealClock())
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # nothing is left to interrupt but the writing of what is there
-        report.phase("writing")
-        from harness.metrics import compute_tables
-        from harness.store import write_result
-
-        write_result(Path(spec["out"]), compute_tables(record))
-        discard(Path(spec["out"]))
-        if record.status != "ok":
-            report.send(error=record.error, status=record.status, written=True)
+        if not serve([json.loads(Path(path).read_text()) for path in paths], report, RealClock()):
             return 1
         report.phase("done")
         return 0
@@ -84,231 +81,94 @@ def main(argv: list[str] | None = None) -> int:
         return 1
 
 
-def measure(spec: Mapping[str, Any], report: Report, clock: Clock) -> RunRecord:
-    """Do everything a job specification says and return what was observed.
-
-    Args:
-        spec: ``identity``, the config groups (``engine``, ``model`` …) as plain values, and ``command_line``.
+def serve(specs: Sequence[Mapping[str, Any]], report: Report, clock: Clock) -> bool:
+    """Start the engine and measure one run after the other; whether all of them ended well.
 
     Raises:
         ValueError: a setting that cannot work, in one line.
     """
-    from harness.backends import GenerationSettings, create, needs_weights, uses_device
-    from harness.calibration import calibrate
-    from harness.config import engine_settings
-    from harness.gc_log import GcLog
-    from harness.ledger import reconcile
-    from harness.load import CpuReading, machine_load
-    from harness.slo import read_slo
-    from harness.telemetry import Telemetry
-
-    identity, settings = dict(spec["identity"]), spec["measure"]
+    first = specs[0]
+    engine, settings = first["engine"]["name"], first["measure"]
     _prepare_process(settings)
-    here = needs_weights(spec["engine"]["name"])
-    on_device = uses_device(spec["engine"]["name"])
-    device = resolve_device(settings["device"]) if on_device else "cpu"
-    free_at_start = free_bytes(device)
+    here, on_device = needs_weights(engine), uses_device(engine)
+    device = device_of(settings["device"], on_device, here)
+    free_at_start = device.free_bytes()
 
     report.phase("loading the model")
     began = time.perf_counter()
-    loaded = load_or_outline(spec, device)
+    loaded = load_or_outline(first, device.name)
     load_s = time.perf_counter() - began
 
     report.phase("building the workload")
-    workload = workload_of(spec, loaded)
-    identity |= {
-        "workload": workload.name,
-        "workload_hash": workload.content_hash,
-        "device": device if on_device else None,
-        "n_requests": len(workload),
-    }
+    workloads = [workload_of(spec, loaded) for spec in specs]
+    _refuse_equal(workloads)
 
     report.phase("starting the engine")
-    generation = GenerationSettings(**spec["generation"])
-    backend = create(
-        spec["engine"]["name"], loaded.model, engine_settings(spec["engine"]), generation, loaded.tokenizer
-    )
+    generation = GenerationSettings(**first["generation"])
+    backend = create(engine, loaded.model, engine_settings(first["engine"]), generation, loaded.tokenizer)
     try:
         report.phase("warming up")
         began = time.perf_counter()
-        backend.warm_up(warmup_of(workload, settings, loaded))
+        backend.warm_up(warmup_of(workloads, settings, loaded))
         warmup_s = time.perf_counter() - began
-        backend.prepare([r for r in workload.requests if not r.takes_answer])  # the others' prompts are not known yet
-        if settings["calibrate"]:
-            report.phase("calibrating the harness")
-        calibration = calibrate(clock).as_dict() if settings["calibrate"] else None
-
-        recorder = Recorder(workload)
-        config = backend.config()
-        environment = _environment(spec, loaded, device if here else None, workload, config)
-        environment["memory.free_at_start_bytes"] = free_at_start
-        settled = [*config, *_harness_config(spec)]
-        known = Known(identity, load_s if here else None, warmup_s, settled, environment, calibration)
-        journal = Journal(Path(spec["out"]), known, recorder.records())
-        telemetry = Telemetry(settings["telemetry_interval_ms"], _gpu_probe(device), clock)
-        if here:
-            _reset_peaks(device)
-        # Objects of loading and warm-up live on; scanning them again would put pauses into the measured latencies.
-        gc.collect()
-        gc.freeze()
-        free_before = free_bytes(device)
-        report.phase("measuring")
-        ticker = Ticker(report.send, recorder, journal, telemetry)
-        collections = GcLog(clock)
-        collections.start()
-        telemetry.start()
-        ticker.start()
-        cpu_before = CpuReading.now(clock)
-        try:
-            result = drive(workload, backend, recorder, clock, settings["timeout_s"])
-        finally:
-            cpu_after = CpuReading.now(clock)
-            collections.stop()
-            telemetry.stop()
-            ticker.stop()
-        peaks = (_peaks(device) | {"peak_rss_bytes": telemetry.peak("rss_bytes")}) if here else {}
-        steps, counters, memory = backend.steps(), backend.counters(), backend.memory()
+        # After the engine has started: one that forks must not inherit it.
+        sys.setswitchinterval(SWITCH_INTERVAL_S)
+        facts = process_facts(engine, device if on_device else None, loaded.facts.as_dict())
+        facts["memory.free_at_start_bytes"] = free_at_start
+        served = Served(engine, backend, device, on_device, here, facts, load_s if here else None, warmup_s)
+        messages = Messages(report.phase, report.send)
+        for k, (spec, workload) in enumerate(zip(specs, workloads, strict=True)):
+            report.run = k
+            record = measure(served, spec, workload, messages, clock, earlier=k)
+            if k == len(specs) - 1 or record.status != "ok":
+                backend.stop()  # before the tables: what the engine holds is not needed any more
+            if not _write(record, Path(spec["out"]), report):
+                return False
+        return True
     finally:
         backend.stop()
-    recorder.check()
-    record = RunRecord(
-        identity=identity,
-        requests=recorder.records(),
-        t_start_ns=result.t_start_ns,
-        t_end_ns=result.t_end_ns,
-        load_s=load_s if here else None,
-        warmup_s=warmup_s,
-        config=settled,
-        environment=environment
-        | machine_load(cpu_before, cpu_after, os.cpu_count())
-        | {"memory.free_before_first_request_bytes": free_before}
-        | (
-            {"workload.unseen_answers": result.unseen_answers} if any(r.takes_answer for r in workload.requests) else {}
-        ),
-        steps=steps,
-        counters=counters,
-        memory=memory | peaks | reconcile(memory | peaks, telemetry.peak("gpu_own_bytes")),
-        calibration=calibration,
-        telemetry=telemetry.samples(result.t_start_ns),
-        gc_pauses=collections.pauses(),
-        slo=read_slo(spec["slo"]),
-    )
-    _judge(record, result, settings["timeout_s"])
-    return record
 
 
-def resolve_device(device: str) -> str:
-    """``auto`` becomes cuda:0 where torch finds one, else cpu; everything else is taken as it is."""
-    import torch
+def _refuse_equal(workloads: Sequence[Workload]) -> None:
+    """Raise ValueError where two runs of one process would send the same prompts: the second would find them cached."""
+    seen: set[str] = set()
+    for workload in workloads:
+        if workload.content_hash in seen:
+            raise ValueError(
+                f"two runs of the workload {workload.name!r} in one process have the same requests (its prompts do not "
+                "depend on a seed), which a prefix cache would know: set measure.runs_per_process=1 and "
+                "measure.share_process=false"
+            )
+        seen.add(workload.content_hash)
 
-    if device == "auto":
-        return "cuda:0" if torch.cuda.is_available() else "cpu"
-    return "cuda:0" if device == "cuda" else device
+
+def _write(record: RunRecord, out: Path, report: Report) -> bool:
+    """Write the tables of a run and tell the parent how it ended; whether it ended well."""
+    # Nothing is left to interrupt but the writing of what is there.
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    report.phase("writing")
+    from harness.metrics import compute_tables
+    from harness.store import write_result
+
+    write_result(out, compute_tables(record))
+    discard(out)
+    if record.status != "ok":
+        report.send(error=record.error, status=record.status, written=True)
+        return False
+    report.send(written=True)
+    signal.signal(signal.SIGINT, before)
+    return True
 
 
 def _prepare_process(settings: Mapping[str, Any]) -> None:
     import numpy as np
     import torch
 
-    sys.setswitchinterval(SWITCH_INTERVAL_S)
     if settings["torch_threads"] is not None:
         torch.set_num_threads(settings["torch_threads"])
     random.seed(settings["seed"])
     np.random.seed(settings["seed"])
     torch.manual_seed(settings["seed"])
-
-
-def _gpu_probe(device: str) -> Any:
-    """The NVML probe of a CUDA device; None on the CPU, or (said once, in the log) where NVML cannot be read."""
-    if not device.startswith("cuda"):
-        return None
-    import torch
-
-    from harness.nvml import NvmlGpu
-
-    try:
-        return NvmlGpu(str(torch.cuda.get_device_properties(torch.device(device)).uuid))
-    except RuntimeError as error:
-        print(f"GPU telemetry stays null: {error}", flush=True)
-        return None
-
-
-def _reset_peaks(device: str) -> None:
-    if device.startswith("cuda"):
-        import torch
-
-        torch.cuda.synchronize(device)
-        torch.cuda.reset_peak_memory_stats(device)
-
-
-def _peaks(device: str) -> dict[str, int | None]:
-    if not device.startswith("cuda"):
-        return {}
-    import torch
-
-    return {
-        "peak_gpu_allocated_bytes": torch.cuda.max_memory_allocated(device),
-        "peak_gpu_reserved_bytes": torch.cuda.max_memory_reserved(device),
-    }
-
-
-def _harness_config(spec: Mapping[str, Any]) -> list[ConfigValue]:
-    """Settings of the other groups, so that arms can be compared field by field from the tables alone."""
-    return [
-        ConfigValue(f"{group}.{key}", value, "config")
-        for group in ("model", "arrival", "workload", "generation", "measure")
-        for key, value in spec[group].items()
-    ]
-
-
-def _environment(
-    spec: Mapping[str, Any], loaded: Any, device: str | None, workload: Workload, config: Sequence[ConfigValue]
-) -> dict[str, Any]:
-    from harness import provenance
-    from harness.scope import outside_scope
-
-    facts = provenance.collect(spec["command_line"], device)
-    facts["outside_plan_scope"] = outside_scope(spec["engine"]["name"], device)
-    facts |= {f"model.{key}": value for key, value in loaded.facts.as_dict().items()}
-    prompts = {r.request_id: list(r.prompt_ids) for r in workload.requests}
-    return facts | {
-        "setup_sha256": provenance.setup_hash(facts),
-        "config.resolved_sha256": provenance.digest({c.field: c.value for c in config}),
-        "workload.spec": dict(workload.spec),
-        "workload.description": describe(workload).as_dict(),
-        "workload.prompt_tokens": workload.prompt_tokens,
-        "workload.prompt_ids_sha256": provenance.digest(prompts),
-        "seed.torch_numpy_random": spec["measure"]["seed"],
-        "seed.generation": spec["generation"]["seed"],
-    }
-
-
-def free_bytes(device: str) -> int:
-    """Memory of ``device`` that anyone could take now; of the machine if it is a CPU."""
-    if device.startswith("cuda"):
-        import torch
-
-        return int(torch.cuda.mem_get_info(device)[0])
-    import psutil
-
-    return int(psutil.virtual_memory().available)
-
-
-def _judge(record: RunRecord, result: Drive, timeout_s: float) -> None:
-    """Set the run's status: an interrupted run, or one without a single answered request, is a failed one."""
-    bad = [r for r in record.requests if not r.outcome.ok]
-    still_open = sum(r.outcome is Outcome.UNFINISHED for r in bad)
-    unfinished = f"{still_open} of {len(record.requests)} requests unfinished"
-    if result.interrupted:
-        record.status = "failed"
-        record.error = f"interrupted: {unfinished}"
-    elif result.timed_out:
-        record.status = "timeout"
-        record.error = f"{unfinished} after measure.timeout_s={timeout_s:g}"
-    elif len(bad) == len(record.requests):
-        cause = next((r.error for r in bad if r.error), None) or bad[0].outcome.value
-        record.status = "failed"
-        record.error = f"no request was answered; the first: {cause}"
 
 
 if __name__ == "__main__":

@@ -26,14 +26,17 @@ from workloads.config import hydra_schemas
 
 @dataclass
 class EngineConfig:
-    """What is measured; every key but ``name`` is handed to the backend.
+    """What is measured; every key but ``name`` and ``env`` is handed to the backend.
 
     Attributes:
         name: the backend.
+        env: environment variables of the measured process, on top of the command's own, for an engine that is installed
+            apart (``PYTHONPATH``); ``+engine.env.NAME=VALUE`` on a command line.
         attn_implementation: the model's attention for this engine; null = ``model.attn_implementation``.
     """
 
     name: str = MISSING
+    env: dict[str, str] = field(default_factory=dict)
     attn_implementation: str | None = None
 
 
@@ -163,6 +166,9 @@ class MeasureConfig:
         timeout_s: of the measured part; requests still open then end as unfinished.
         start_timeout_s: for building the workload, loading the model and warming up.
         repeats: runs of each config, each in a process of its own; in a sweep the blocks that hold every arm once.
+        runs_per_process: of each repeat, with one start of the engine, each with the workload's seed one higher. They
+            are no independent repeats: comparisons take their median.
+        share_process: in a sweep, runs of a block that differ in workload and arrival alone share one process.
         aa: run the baseline twice in each block: what an arm differs from itself is the noise floor.
         order_seed: of the random order of arms inside the blocks.
         seed: of torch, numpy and random in the measured process, and of workloads without a seed of their own.
@@ -177,6 +183,8 @@ class MeasureConfig:
     timeout_s: float = MISSING
     start_timeout_s: float = MISSING
     repeats: int = MISSING
+    runs_per_process: int = MISSING
+    share_process: bool = MISSING
     aa: bool = MISSING
     order_seed: int = MISSING
     seed: int = MISSING
@@ -214,6 +222,7 @@ class ExperimentConfig:
         variable: the one setting that differs between arms: a group or a dotted key.
         block, position, arm, replica, number: where the run stands in its sweep (``harness.blocks``); written by the
             command itself.
+        companions: how many more jobs run in its process (``harness.companions``); likewise.
     """
 
     name: str | None = None
@@ -224,6 +233,7 @@ class ExperimentConfig:
     arm: int | None = None
     replica: int | None = None
     number: int | None = None
+    companions: int = 0
 
 
 @dataclass
@@ -292,11 +302,6 @@ def sweep_name(experiment: Mapping[str, Any]) -> str:
     return re.sub(r"[^\w.=,+-]+", "_", experiment.get("name") or experiment.get("variable") or "unnamed")
 
 
-def engine_settings(engine: Mapping[str, Any]) -> dict[str, Any]:
-    """What the user set of an engine, for its backend: no name, no nulls."""
-    return {key: value for key, value in engine.items() if key != "name" and value is not None}
-
-
 def group_options(loader: ConfigLoader) -> dict[str, list[str]]:
     """Config groups of ours and what each offers, schemas left out."""
     groups = [g for g in loader.get_group_options("", ObjectType.GROUP) if g != "hydra"]
@@ -328,7 +333,7 @@ def check(config: Mapping[str, Any]) -> None:
     GenerationSettings(**config["generation"])
     read_slo(config.get("slo") or {})
     measure = config["measure"]
-    limits = {"warmup_requests": 0, "repeats": 1}
+    limits = {"warmup_requests": 0, "repeats": 1, "runs_per_process": 1}
     for key, least in limits.items():
         if measure[key] < least:
             raise ValueError(f"measure.{key} must be at least {least}, got {measure[key]}")

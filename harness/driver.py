@@ -76,9 +76,8 @@ class _Sender(threading.Thread):
         self._agenda: Agenda | None = None
         self.failure: BaseException | None = None
         self.t_start_ns = clock.now_ns()
-        waits = workload.concurrency is not None or workload.sessions < len(workload)
         # An open loop has nothing between the backend and the recorder.
-        self.sessions = SessionSink(recorder, workload, self._on_end) if waits else None
+        self.sessions = SessionSink(recorder, workload, self._on_end) if workload.waits else None
         self.sink: Recorder | SessionSink = self.sessions or recorder
 
     def run(self) -> None:

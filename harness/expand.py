@@ -14,10 +14,10 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from harness.analysis.design import check_design, facet_key
-from harness.blocks import Place, arrange
+from harness.blocks import Place, arrange, together
 from harness.compose import CONFIG_NAME, parse
 from harness.config import check, check_mode, plain, unknown_keys
-from harness.errors import unknown_key
+from harness.config_errors import unknown_key
 from harness.models import ModelSpec, check_source
 from harness.sweep import arm, baseline
 from workloads.build import check_sources
@@ -32,6 +32,7 @@ class PlannedJob:
         overrides: command-line overrides that make its config.
         config: its resolved config as plain values.
         place: where it stands in the order of the sweep.
+        value: of the variable, as text.
         is_baseline: whether its arm is the one that the others of its facet are compared with.
         arguments: ``overrides`` with its place, for Hydra.
     """
@@ -41,7 +42,13 @@ class PlannedJob:
     config: Mapping[str, Any]
     place: Place
     is_baseline: bool
+    value: str | None
     arguments: tuple[str, ...]
+
+
+def process_key(config: Mapping[str, Any]) -> str:
+    """What is the same in runs that one process may measure: everything but the requests and what is asked of them."""
+    return json.dumps([config[g] for g in ("engine", "model", "generation", "measure")], sort_keys=True, default=str)
 
 
 _PLACE = tuple(f.name for f in fields(Place))
@@ -96,6 +103,8 @@ def expand(
     if first["measure"]["aa"]:
         facets = [[*members, next(i for i in members if i in baselines)] for members in facets]
     order = arrange(facets, first["measure"]["repeats"], first["measure"]["order_seed"])
+    if first["measure"]["share_process"]:
+        order = together(order, lambda arm: process_key(arms[arm].values))
     return [_job(arms[p.arm], p.arm in baselines, number, p) for number, p in enumerate(order)]
 
 
@@ -129,13 +138,14 @@ def _job(arm: _Arm, is_baseline: bool, number: int, place: Place) -> PlannedJob:
         config=arm.values,
         place=place,
         is_baseline=is_baseline,
+        value=arm.value,
         arguments=(*arm.overrides, *placed, *stated),
     )
 
 
 def shown_overrides(task: Sequence[str]) -> tuple[str, ...]:
     """Overrides of a job without those that the command wrote itself, or that only say how it is started."""
-    own = tuple(f"experiment.{name}=" for name in ("variable", "number", *_PLACE))
+    own = tuple(f"experiment.{name}=" for name in ("variable", "number", "companions", *_PLACE))
     return tuple(o for o in task if not o.startswith((*own, "resume=", "dry_run=")))
 
 

@@ -13,7 +13,8 @@ from omegaconf.errors import OmegaConfBaseException
 from harness.arguments import own_configs, quote_null, split_arguments
 from harness.compose import composing, first_value, load, parse
 from harness.config import group_options
-from harness.errors import explain_config_error, one_line
+from harness.config_errors import explain_config_error
+from harness.errors import one_line
 from harness.expand import dotted_keys
 
 

@@ -324,7 +324,7 @@ def score(specification: Mapping[str, Any], cases: Sequence[Case]) -> list[Score
     Raises:
         ValueError: the model cannot be loaded or the workload not built again.
     """
-    from harness.child import resolve_device
+    from harness.device import resolve_device
     from harness.preparation import load_or_outline, workload_of
 
     # Eager attention takes float32 and every model's particularities (soft caps, windows) as the model states them.

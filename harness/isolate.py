@@ -1,8 +1,9 @@
-"""Runs one measurement in a fresh child process and watches it.
+"""Runs measurements in a fresh child process and watches it.
 
-Peaks, CUDA contexts, captured graphs and compile caches do not carry over between runs, and a crash takes only its own
-run with it. The child reports through a pipe, one JSON object a line: ``{"phase": …}`` when a phase begins, live counts
-while measuring, ``{"error": …, "status": …}`` if it gives up. Its stdout and stderr go to the job's log.
+Peaks, CUDA contexts, captured graphs and compile caches do not carry over from one process to the next, and a crash
+takes only its own runs with it. The child reports through a pipe, one JSON object a line: ``{"phase": …}`` when a phase
+begins, live counts while measuring, ``{"error": …, "status": …}`` if it gives up, each with the index of its ``run``.
+Its stdout and stderr go to the log.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,14 +45,21 @@ class Limits:
         return WRITING_LIMIT_S if phase == "writing" else self.start_s
 
 
-def run_isolated(spec: Path, log: Path, limits: Limits, on_message: Callable[[Mapping[str, Any]], None]) -> None:
-    """Run ``python -m harness.child SPEC`` to its end.
+def run_isolated(
+    specs: Sequence[Path],
+    log: Path,
+    limits: Limits,
+    on_message: Callable[[Mapping[str, Any]], None],
+    env: Mapping[str, str] | None = None,
+) -> None:
+    """Run ``python -m harness.child SPEC [SPEC ...]`` to its end.
 
     Args:
-        spec: the job as JSON, read by the child.
+        specs: its runs as JSON, read by the child.
         log: file to which the child's stdout and stderr are appended.
-        limits: time limits by phase; the start limit covers everything before measuring.
+        limits: time limits by phase; the start limit covers everything before measuring, also between two runs.
         on_message: called with each message of the child, in this thread.
+        env: environment variables of the child on top of this process's.
 
     Raises:
         RunFailed: the child reported an error, crashed, was killed or exceeded a limit; the cause says which.
@@ -60,12 +68,12 @@ def run_isolated(spec: Path, log: Path, limits: Limits, on_message: Callable[[Ma
     read_end, write_end = os.pipe()
     with log.open("ab") as log_file:
         child = subprocess.Popen(
-            [sys.executable, "-m", "harness.child", str(spec), str(write_end)],
+            [sys.executable, "-m", "harness.child", str(write_end), *map(str, specs)],
             stdin=subprocess.DEVNULL,
             stdout=log_file,
             stderr=subprocess.STDOUT,
             pass_fds=(write_end,),
-            env=_child_environment(),
+            env=_child_environment() | dict(env or {}),
             start_new_session=True,  # Ctrl-C reaches the parent alone, which then ends the child in order
         )
     os.close(write_end)

@@ -13,7 +13,7 @@ from typing import Any
 
 from harness.analysis.design import facet_key
 from harness.apart import NoAnswer, answer, ask
-from harness.config import engine_settings
+from harness.backends.settings import engine_settings
 from harness.expand import PlannedJob
 
 _NEVER = ("max_memory_percent",)
@@ -61,7 +61,7 @@ def resolve(config: Mapping[str, Any]) -> list[tuple[str, Any, str]]:
     asked = {group: config[group] for group in ("engine", "model", "generation", "measure")}
     limit_s = config["measure"]["start_timeout_s"]
     try:
-        return [tuple(row) for row in ask("harness.pinning", asked, limit_s)]
+        return [tuple(row) for row in ask("harness.pinning", asked, limit_s, config["engine"]["env"])]
     except NoAnswer as error:
         raise ValueError(
             f"mode=pinned: the settings of the baseline ({config['engine']['name']}, {config['model']['name']}) could "
@@ -72,7 +72,7 @@ def resolve(config: Mapping[str, Any]) -> list[tuple[str, Any, str]]:
 def respond(config: Mapping[str, Any]) -> list[tuple[str, Any, str]]:
     """(setting, value, source) of the engine that ``config`` describes, made here. Loads torch."""
     from harness.backends import GenerationSettings, create
-    from harness.child import resolve_device
+    from harness.device import resolve_device
     from harness.preparation import load_or_outline
 
     loaded = load_or_outline(config, resolve_device(config["measure"]["device"]))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from workloads.workload import ScheduledRequest, Workload
@@ -58,12 +58,14 @@ def workload_of(spec: Mapping[str, Any], loaded: LoadedModel) -> Workload:
     return workload
 
 
-def warmup_of(workload: Workload, settings: Mapping[str, Any], loaded: LoadedModel) -> tuple[ScheduledRequest, ...]:
-    """The requests that warm an engine up, none of which begins like one of ``workload``."""
+def warmup_of(
+    workloads: Sequence[Workload], settings: Mapping[str, Any], loaded: LoadedModel
+) -> tuple[ScheduledRequest, ...]:
+    """The requests that warm an engine up, none of which begins like one of ``workloads``."""
     from workloads import build_warmup
 
     return build_warmup(
-        workload,
+        [request for workload in workloads for request in workload.requests],
         settings["warmup_requests"],
         loaded.vocab_size,
         settings["seed"],
@@ -88,17 +90,15 @@ def check_compatible(workload: Workload, engine: Mapping[str, Any]) -> None:
 
     Raises:
         ValueError: a static wave that never gives up waiting, where requests wait for the ends of others: in a closed
-            loop smaller than the wave, or between the turns of sessions.
+            loop smaller than the wave, between the turns of sessions, or between phases.
     """
     if engine["name"] != "static" or engine.get("wave_timeout_s") is not None:
         return
     wave = engine.get("wave")
     shown = "all requests" if wave is None else wave
-    if workload.sessions < len(workload):
-        raise ValueError(
-            f"engine.wave ({shown}) may never fill: turns of sessions wait for the answers before them; set "
-            "engine.wave_timeout_s"
-        )
+    if workload.sessions < len(workload) or len(workload.phases) > 1:
+        what = "turns of sessions wait for the answers" if not workload.phases else "phases wait for the ends of those"
+        raise ValueError(f"engine.wave ({shown}) may never fill: {what} before them; set engine.wave_timeout_s")
     if workload.concurrency is not None and (wave is None or wave > workload.concurrency):
         raise ValueError(
             f"engine.wave ({shown}) can never fill in a closed loop of {workload.concurrency}: set engine.wave to at "

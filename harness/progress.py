@@ -75,15 +75,24 @@ class JobDisplay:
         if self._status is not None:
             self._status.update(self._live())
 
-    def finish(self, outcome: str, goes_on: bool = True) -> None:
-        """Print the one line that stays.
+    def begin(self, title: str) -> None:
+        """The process goes on to another run."""
+        self._title, self._measuring_since, self._counts = title, None, ""
+        self._began = time.monotonic()
+
+    def note(self, outcome: str, goes_on: bool = True) -> None:
+        """Print the line that stays about a run.
 
         Args:
             goes_on: whether the runs after this one will follow.
         """
-        self._hush()
         left = self._course().after_this() if goes_on else ""
         self._print(f"{self._title}: {outcome}" + (f" · {left}" if left else ""))
+
+    def finish(self, outcome: str, goes_on: bool = True) -> None:
+        """:meth:`note` of the last run of the process."""
+        self._hush()
+        self.note(outcome, goes_on)
 
     def _talk(self) -> None:
         """Speak up from time to time, also while the child has nothing to say: loading a model may take minutes."""

@@ -8,7 +8,7 @@ import json
 import os
 import platform
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,18 +23,9 @@ _PACKAGES = (
 _PROJECT = Path(__file__).resolve().parent.parent
 
 
-def collect(command_line: Sequence[str], device: str | None) -> dict[str, Any]:
-    """The environment of a run as a flat mapping of JSON-able values (None = could not be determined).
-
-    Args:
-        command_line: the command that repeats this run.
-        device: "cpu" or "cuda[:n]"; None leaves torch alone (a parent that only writes a failed run's row).
-    """
-    facts: dict[str, Any] = {"command_line": list(command_line)}
-    facts |= software()
-    facts |= source_revision(_PROJECT)
-    facts |= host()
-    return facts if device is None else facts | torch_facts(device)
+def collect() -> dict[str, Any]:
+    """Software, source and machine as a flat mapping of JSON-able values (None = could not be determined)."""
+    return software() | source_revision(_PROJECT) | host()
 
 
 def software() -> dict[str, Any]:
@@ -108,12 +99,14 @@ def torch_facts(device: str) -> dict[str, Any]:
         "gpu.capability": f"{properties.major}.{properties.minor}",
         "gpu.count": torch.cuda.device_count(),
     }
-    return facts | _nvml_facts(str(properties.uuid))
+    # Where both know a fact it is torch's: memory by NVML counts what the driver keeps.
+    return gpu_facts(lambda: NvmlGpu(str(properties.uuid))) | facts
 
 
-def _nvml_facts(uuid: str) -> dict[str, Any]:
+def gpu_facts(open_gpu: Callable[[], NvmlGpu]) -> dict[str, Any]:
+    """What NVML says of a GPU."""
     try:
-        return NvmlGpu(uuid).facts()
+        return open_gpu().facts()
     except RuntimeError as error:  # NVML is optional; its absence is itself a fact
         return {"gpu.nvml": f"not available: {error}"}
 

@@ -87,6 +87,7 @@ class RequestRecord:
         preemptions: how often it lost its place and was pending again.
         prefill_steps: steps that computed its prompt, or what a preemption had lost.
         kv_blocks: KV blocks it held when it ended.
+        phase: of the workload, that it belongs to; None = the workload has none.
         output_tokens: how many tokens the server says it generated; None if it says nothing.
         output_counted_by: what tells how many tokens each delivery held (see :data:`COUNTED_BY`); None = their ids.
     """
@@ -117,6 +118,7 @@ class RequestRecord:
     preemptions: int | None = None
     prefill_steps: int | None = None
     kv_blocks: int | None = None
+    phase: int | None = None
 
 
 @dataclass(slots=True)
@@ -141,6 +143,7 @@ class RunRecord:
         counters: run-level counts and gauges of the backend (preemptions, prefix_hit_tokens, graph_replays …).
         memory: peak and ledger figures in bytes by name.
         source: "measured", or "simulated" (see :mod:`harness.simulate`).
+        measured_gaps: token indices of the gaps that the workload's phases are about, first and last; None = all.
         calibration: columns of the ``calibration`` table (see :mod:`harness.calibration`); None = not calibrated.
         telemetry: samples, one mapping each (``t_s``, ``rss_bytes``, ``gpu_used_bytes`` …).
         gc_pauses: when the interpreter collected garbage, one mapping each (``t_ns``, ``duration_ms``, ``generation``).
@@ -161,6 +164,7 @@ class RunRecord:
     telemetry: list[dict[str, Any]] = field(default_factory=list)
     gc_pauses: list[dict[str, Any]] = field(default_factory=list)
     slo: Slo | None = None
+    measured_gaps: tuple[int, int] | None = None
     calibration: dict[str, float] | None = None
     source: str = "measured"
     status: str = "ok"

@@ -240,4 +240,5 @@ def _empty_record(request: ScheduledRequest) -> RequestRecord:
         max_new_tokens=request.max_new_tokens,
         prefix_group=request.prefix_group,
         holds_answer_of=request.follows if request.takes_answer else None,
+        phase=request.phase,
     )

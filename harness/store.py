@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet
 
-from harness.tables import TABLES, check_frame
+from harness.tables import LATER, TABLES, check_frame
 
 MARKER = "runs.parquet"
 
@@ -71,6 +71,9 @@ def read_result(directory: Path, names: Iterable[str] = tuple(TABLES)) -> dict[s
     tables = {}
     for name in names:
         path = directory / f"{name}.parquet"
+        if not path.is_file() and name in LATER:
+            tables[name] = empty_table(name)
+            continue
         if not path.is_file():
             raise NotAResult(f"{directory} is incomplete: it has no {path.name}")
         tables[name] = _with_schema(name, pd.read_parquet(path), path)
@@ -109,11 +112,10 @@ def conform(name: str, frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def _with_schema(name: str, frame: pd.DataFrame, path: Path) -> pd.DataFrame:
-    wanted = TABLES[name].dtypes
-    if list(frame.columns) != list(wanted):
-        differing = sorted(set(frame.columns) ^ set(wanted))
-        raise NotAResult(f"{path} was written by another version: its columns differ in {differing}; measure again")
-    return frame.astype(wanted)
+    try:
+        return conform(name, frame)  # what an older version did not know is unknown
+    except ValueError as error:
+        raise NotAResult(f"{path} was written by another version: {error}; measure again") from error
 
 
 def _write_parquet(directory: Path, name: str, frame: pd.DataFrame) -> None:

@@ -20,7 +20,8 @@ from omegaconf.errors import OmegaConfBaseException
 
 from harness.compose import composing, load
 from harness.config import group_options
-from harness.errors import explain_config_error, one_line
+from harness.config_errors import explain_config_error
+from harness.errors import one_line
 from harness.expand import checked, dotted_keys
 from workloads.build import check_sources
 from workloads.describe import Description, LengthSummary, describe

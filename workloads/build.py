@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from workloads.anchors import nano_content, staged_content
 from workloads.arrivals import ARRIVALS, Arrival
+from workloads.bursts import bursts_content, check_bursts
 from workloads.config import (
+    BurstsWorkload,
     LengthTableWorkload,
     NanoWorkload,
     PromptsFileWorkload,
@@ -68,6 +70,8 @@ def build_workload(
     cfg = workload_config(workload_cfg)
     arrival = make_arrival(arrival_cfg)
     used_seed = seed if cfg.seed is None else cfg.seed
+    if isinstance(cfg, BurstsWorkload):
+        check_bursts(cfg, arrival)
     content = _content(cfg, vocab_size, used_seed, tokenizer, special_ids)
     requests = _scheduled(content, arrival)
     for note in content.facts.get("notes", ()):
@@ -80,7 +84,8 @@ def build_workload(
         "special_ids": sorted(special_ids),
         **content.facts,
     }
-    return Workload(cfg.name, requests, arrival.concurrency, spec)
+    gaps = cfg.measured_gaps if isinstance(cfg, BurstsWorkload) else None
+    return Workload(cfg.name, requests, arrival.concurrency, spec, None if gaps is None else (gaps[0], gaps[1]))
 
 
 def _scheduled(content: Content, arrival: Arrival) -> tuple[ScheduledRequest, ...]:
@@ -103,8 +108,9 @@ def _scheduled(content: Content, arrival: Arrival) -> tuple[ScheduledRequest, ..
             content.prompts[k].prefix_group,
             content.prompts[k].prefix_tokens,
             follows=None if (after := turns[k].after) is None else name[after],
-            think_s=think[turns[k].session] if opening[turns[k].session] == k else turns[k].think_s,
+            think_s=turns[k].think_s + (think[turns[k].session] if opening[turns[k].session] == k else 0.0),
             takes_answer=turns[k].takes_answer,
+            phase=turns[k].phase,
         )
         for k in order
     )
@@ -143,6 +149,8 @@ def check_sources(workload_cfg: WorkloadConfig | Mapping[str, Any], arrival_cfg:
         return tuple(content.facts["notes"])
     if isinstance(cfg, SessionsWorkload):
         check_sessions(cfg)
+    elif isinstance(cfg, BurstsWorkload):
+        check_bursts(cfg, make_arrival(arrival_cfg))
     elif isinstance(cfg, SyntheticWorkload):
         check_synthetic(cfg)
     return ()
@@ -165,11 +173,13 @@ def _content(
         return length_table_content(cfg, vocab_size=vocab_size, seed=seed, special_ids=special_ids)
     if isinstance(cfg, SessionsWorkload):
         return sessions_content(cfg, vocab_size=vocab_size, seed=seed, special_ids=special_ids)
+    if isinstance(cfg, BurstsWorkload):
+        return bursts_content(cfg, vocab_size=vocab_size, seed=seed, special_ids=special_ids)
     return synthetic_content(cfg, vocab_size=vocab_size, seed=seed, special_ids=special_ids)
 
 
 def build_warmup(
-    workload: Workload,
+    requests: Sequence[ScheduledRequest],
     n: int,
     vocab_size: int,
     seed: int,
@@ -179,19 +189,20 @@ def build_warmup(
 ) -> tuple[ScheduledRequest, ...]:
     """``n`` requests to warm an engine up with, all due at once.
 
-    Their lengths are spread over the workload's own, longest included, so that the same shapes are met; their ids come
-    from a stream of their own and no prompt begins with the same four ids as a measured one, so that nothing measured
-    is found in a prefix cache.
+    Their lengths are spread over those of ``requests``, longest included, so that the same shapes are met; their ids
+    come from a stream of their own and no prompt begins with the same four ids as a measured one, so that nothing
+    measured is found in a prefix cache.
 
     Args:
+        requests: all that will be measured.
         max_new_tokens: cap on generated tokens, where the workload asks for more.
     """
     if n < 0 or max_new_tokens < 1:
         raise ValueError(f"warm-up of {n} requests with {max_new_tokens} new tokens: give at least 0 and 1")
-    by_length = sorted(workload.requests, key=lambda r: (len(r.prompt_ids), r.request_id))
+    by_length = sorted(requests, key=lambda r: (len(r.prompt_ids), r.request_id))
     ids = allowed_ids(vocab_size, special_ids)
     rng = stream(seed, "warmup_ids")
-    measured = {r.prompt_ids[:_SMALLEST_PAGE] for r in workload.requests}
+    measured = {r.prompt_ids[:_SMALLEST_PAGE] for r in requests}
     warmup = []
     for k in range(n):
         like = by_length[-1 - k * len(by_length) // n]
@@ -203,7 +214,7 @@ def build_warmup(
                 break
         else:
             raise ValueError(
-                f"no warm-up prompt differs from all {len(workload)} measured ones in its first {_SMALLEST_PAGE} ids: "
+                f"no warm-up prompt differs from all {len(requests)} measured ones in its first {_SMALLEST_PAGE} ids: "
                 f"the vocabulary of {len(ids)} ids is too small; warm up with 0 requests"
             )
         warmup.append(ScheduledRequest(f"warmup{k:03d}", 0.0, prompt, min(like.max_new_tokens, max_new_tokens)))

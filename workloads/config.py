@@ -264,6 +264,27 @@ class PromptsFileWorkload:
     output_cap: int | None = None
 
 
+@dataclass
+class BurstsWorkload:
+    """Bursts of equal requests, each begun when the one before has ended (``workloads.bursts``).
+
+    Attributes:
+        sizes: requests in each burst, which is a phase of the workload.
+        prompt_tokens, output_tokens: of every request; the ids of all prompts differ.
+        pause_s: seconds between a burst's last end and the next one.
+        measured_gaps: first and last token index (from 0) of the gaps that the table ``phases`` is about; null = all.
+    """
+
+    kind: str = "bursts"
+    name: str = "bursts"
+    seed: int | None = None
+    sizes: list[int] = field(default_factory=lambda: [1, 8])
+    prompt_tokens: int = 64
+    output_tokens: int = 64
+    pause_s: float = 0.0
+    measured_gaps: list[int] | None = None
+
+
 MANDATORY = "???"  # OmegaConf's mark of a value that must be given
 
 WorkloadConfig = (
@@ -275,6 +296,7 @@ WorkloadConfig = (
     | LengthTableWorkload
     | SessionsWorkload
     | PromptsFileWorkload
+    | BurstsWorkload
 )
 
 WORKLOADS: dict[str, type] = {
@@ -286,6 +308,7 @@ WORKLOADS: dict[str, type] = {
     "length_table": LengthTableWorkload,
     "sessions": SessionsWorkload,
     "prompts_file": PromptsFileWorkload,
+    "bursts": BurstsWorkload,
 }
 
 

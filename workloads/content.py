@@ -18,7 +18,7 @@ class Turn:
         session: which one; arrivals are those of sessions.
         after: index of the request whose end it waits for; None = it is sent when it is due.
         offset_s: seconds after its session's arrival at which it is due.
-        think_s, takes_answer: as in ``ScheduledRequest``.
+        think_s, takes_answer, phase: as in ``ScheduledRequest``.
     """
 
     session: int
@@ -26,6 +26,7 @@ class Turn:
     offset_s: float = 0.0
     think_s: float = 0.0
     takes_answer: bool = False
+    phase: int | None = None
 
 
 @dataclass(frozen=True)

@@ -97,7 +97,9 @@ def describe(workload: Workload, block_sizes: Sequence[int] = BLOCK_SIZES) -> De
 
 
 def waiting_requests(workload: Workload) -> int:
-    """Requests that are sent when another one has ended: later turns, and in a closed loop all but the first ones."""
+    """Requests that are sent when others have ended: later turns, later phases, in a closed loop all but the first."""
+    if workload.phases:
+        return sum(r.phase != workload.phases[0] for r in workload.requests)
     places = workload.sessions if workload.concurrency is None else min(workload.concurrency, workload.sessions)
     return len(workload) - places
 

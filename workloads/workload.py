@@ -32,6 +32,8 @@ class ScheduledRequest:
             follows, or, in a closed loop, of the one whose place it takes.
         takes_answer: the prompt is that of the request it follows, then its answer, then new ids. ``prompt_ids`` holds
             as many ids as that request's ``max_new_tokens`` in the answer's place, for whoever sends it to replace.
+        phase: requests of a phase are sent when every request of the phases before it has ended; None = the workload
+            has no phases.
     """
 
     request_id: str
@@ -43,6 +45,7 @@ class ScheduledRequest:
     follows: str | None = None
     think_s: float = 0.0
     takes_answer: bool = False
+    phase: int | None = None
 
     def answering(
         self, before: ScheduledRequest, sent_ids: tuple[int, ...], answer: tuple[int, ...]
@@ -68,12 +71,14 @@ class Workload:
         concurrency: closed-loop cap on requests in flight; None for an open loop.
         spec: the resolved settings that built the workload (arrival, lengths, seeds, trace file hash …); ``notes`` in
             it are sentences about what was left out of a file or put right.
+        measured_gaps: first and last token index whose gaps its phases are about; None = all.
     """
 
     name: str
     requests: tuple[ScheduledRequest, ...]
     concurrency: int | None = None
     spec: Mapping[str, Any] = field(default_factory=dict)
+    measured_gaps: tuple[int, int] | None = None
 
     def __post_init__(self) -> None:
         """ValueError where requests follow others in a way that cannot be sent."""
@@ -90,6 +95,11 @@ class Workload:
             elif r.takes_answer:
                 raise ValueError(f"request {r.request_id!r} takes an answer but follows none")
             known.add(r.request_id)
+        if self.phases and (self.concurrency is not None or followed or None in {r.phase for r in self.requests}):
+            raise ValueError(
+                "a workload with phases has all its requests in them, no closed loop and no sessions: what waits for "
+                "what could not be told"
+            )
 
     def __len__(self) -> int:
         return len(self.requests)
@@ -103,6 +113,8 @@ class Workload:
             waits = (r.follows, r.think_s, r.takes_answer)
             if waits != (None, 0.0, False):  # absent where there is nothing to say: hashes of plain requests stay
                 head += waits
+            if r.phase is not None:
+                head.append(r.phase)
             digest.update(json.dumps(head).encode())
             digest.update(struct.pack(f"<{len(r.prompt_ids)}q", *r.prompt_ids))
         return digest.hexdigest()
@@ -133,6 +145,16 @@ class Workload:
     def sessions(self) -> int:
         """Number of chains of requests that wait for each other's end; a request that waits for none is one."""
         return sum(r.follows is None for r in self.requests)
+
+    @property
+    def phases(self) -> tuple[int, ...]:
+        """The phases in order; () without."""
+        return tuple(sorted({r.phase for r in self.requests if r.phase is not None}))
+
+    @property
+    def waits(self) -> bool:
+        """Whether some requests are sent only when others have ended."""
+        return self.concurrency is not None or self.sessions < len(self) or len(self.phases) > 1
 
     @property
     def notes(self) -> tuple[str, ...]:

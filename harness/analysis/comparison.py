@@ -190,16 +190,27 @@ def _ratio(
 
 
 def _by_key(runs: pd.DataFrame, metric: str, keys: Sequence[str]) -> dict[tuple[object, ...], float] | None:
-    """Values by what must be equal in a pair, in the order of the runs; None if a key is there twice."""
-    found: dict[tuple[object, ...], float] = {}
+    """Values by what must be equal in a pair, in the order of the runs; None if a key is there twice.
+
+    The runs that one process made of an arm share a start, a cache and a moment: they are one value, their median, and
+    pair with runs of all the same requests.
+    """
+    apart: dict[object, list[tuple[tuple[object, ...], float]]] = {}
     columns = (runs[name].tolist() for name in keys)
-    for status, value, *key in zip(runs["status"].tolist(), runs[metric].tolist(), *columns, strict=True):
+    made = (runs[name].tolist() for name in ("process", "repeat"))
+    rows = zip(runs["status"].tolist(), runs[metric].tolist(), zip(*made, strict=True), *columns, strict=True)
+    for n, (status, value, process, *key) in enumerate(rows):
         if status != "ok" or pd.isna(value):
             continue
         named = tuple(None if pd.isna(part) else part for part in key)
-        if named in found:
+        apart.setdefault(n if pd.isna(process[0]) else process, []).append((named, float(value)))
+    found: dict[tuple[object, ...], float] = {}
+    for members in apart.values():
+        one, *others = (named for named, _ in members)
+        together = tuple(zip(one, *others, strict=True)) if others else one
+        if together in found:
             return None
-        found[named] = float(value)
+        found[together] = statistics.median(value for _, value in members)
     return found
 
 

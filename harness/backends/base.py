@@ -32,7 +32,7 @@ class TokenSink(Protocol):
 
 
 class Backend(Protocol):
-    """One engine under measurement. Built with a loaded model and its own config; used once, in one process."""
+    """One engine under measurement. Built with a loaded model and its own config; used in one process, for its runs."""
 
     name: str
 
@@ -43,7 +43,10 @@ class Backend(Protocol):
         """Do beforehand, after the warm-up, what ``requests`` need that the engine is not to be measured by."""
 
     def start(self, sink: TokenSink) -> None:
-        """Reset counters and begin to accept requests; from here on ends and tokens go to ``sink``."""
+        """Reset counters and begin to accept requests; from here on ends and tokens go to ``sink``.
+
+        May be called again once every request of the run before has ended: the engine then serves another run.
+        """
 
     def submit(self, request: ScheduledRequest) -> None:
         """Hand over one request and return at once. A refusal is reported as an ``on_end`` with REJECTED."""

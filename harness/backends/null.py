@@ -104,6 +104,9 @@ class NullBackend:
 
     def start(self, sink: TokenSink) -> None:
         self._sink = sink
+        self._submitted = self._deliveries = 0
+        if self._worker is not None:  # of the run before: it has nothing left to deliver
+            return
         self._worker = threading.Thread(target=self._deliver, name="null-deliveries", daemon=True)
         self._worker.start()
 

@@ -9,6 +9,14 @@ from typing import Any
 from harness.backends.generation import GenerationSettings
 from workloads.names import unknown_name
 
+_OF_THE_PROCESS = ("name", "env")
+"""Keys of the group ``engine`` that say which engine and in which process, not what it is to do."""
+
+
+def engine_settings(engine: Mapping[str, Any]) -> dict[str, Any]:
+    """What the user set of an engine, for its backend: its settings without nulls."""
+    return {key: value for key, value in engine.items() if key not in _OF_THE_PROCESS and value is not None}
+
 
 def check_settings(engine: str, settings: Mapping[str, Any], allowed: Iterable[str]) -> None:
     """ValueError naming the nearest right name if ``settings`` has one the engine does not know."""

@@ -113,7 +113,9 @@ class StaticBackend:
         """Nothing to do: waves take requests as they are."""
 
     def start(self, sink: TokenSink) -> None:
-        self._sink = sink
+        if self._worker is not None:
+            self._worker.join()  # of the run before: it has taken its last wave
+        self._sink, self._closed = sink, False
         self._waves, self._steps = 0, []
         self._worker = threading.Thread(target=self._work, name="static-waves", daemon=True)
         self._worker.start()

@@ -22,6 +22,9 @@ from harness.errors import one_line
 from harness.record import ConfigValue, Outcome
 from workloads.workload import ScheduledRequest
 
+_FINISHED = ("length", "stop")
+_FORGET_S = 2.0
+
 _IN_USE = (
     ("model_config", ("dtype", "max_model_len", "enforce_eager")),
     ("cache_config", ("block_size", "num_gpu_blocks", "gpu_memory_utilization", "enable_prefix_caching")),
@@ -70,6 +73,8 @@ class VllmBackend:
         self._settings, self._generation, self._given = settings, generation, given
         self._sink: TokenSink | None = None
         self._engine: Any = None
+        self._prompts: dict[str, dict[str, list[int]]] = {}
+        self._runs = 0
         self._loop = LoopThread("vllm-client")
 
     @classmethod
@@ -98,13 +103,24 @@ class VllmBackend:
             if error is not None:
                 raise RuntimeError(f"warm-up failed: {one_line(error)}")
 
+    def prepare(self, requests: Sequence[ScheduledRequest]) -> None:
+        """Put ``requests`` into vLLM's form, so that nothing is left to do when they are due."""
+        self._prompts = {r.request_id: {"prompt_token_ids": list(r.prompt_ids)} for r in requests}
+
     def start(self, sink: TokenSink) -> None:
-        """Forget the warm-up's prefixes."""
-        self._loop.wait(self._engine.reset_prefix_cache())
+        """Forget the prefixes of what came before.
+
+        Raises:
+            RuntimeError: vLLM does not, so prompts could be found in its cache.
+        """
+        if not self._loop.wait(self._forget()):
+            raise RuntimeError(f"vLLM's prefix cache was still in use {_FORGET_S:g} s after the last request")
+        self._runs += 1
         self._sink = sink
 
     def submit(self, request: ScheduledRequest) -> None:
-        self._loop.begin(request.request_id, lambda: self._serve(request))
+        prompt = self._prompts.pop(request.request_id, None) or {"prompt_token_ids": list(request.prompt_ids)}
+        self._loop.begin(request.request_id, lambda: self._serve(request, prompt))
 
     def close_input(self) -> None:
         """Nothing waits for more input."""
@@ -163,15 +179,26 @@ class VllmBackend:
             )
         )
 
+    async def _forget(self) -> bool:
+        """Blocks of a request are given back by the engine's next step, which may come after the request's end."""
+        give_up = time.monotonic() + _FORGET_S
+        while not (done := bool(await self._engine.reset_prefix_cache())) and time.monotonic() < give_up:
+            await asyncio.sleep(0.02)
+        return done
+
     async def _run_together(self, requests: Sequence[ScheduledRequest]) -> list[BaseException | None]:
         ended = await asyncio.gather(*(self._finish(r) for r in requests), return_exceptions=True)
         return [e if isinstance(e, BaseException) else None for e in ended]
 
     async def _finish(self, request: ScheduledRequest) -> None:
-        async for _ in self._stream(request):
-            pass
+        ended = None
+        async for output in self._stream(request, {"prompt_token_ids": list(request.prompt_ids)}):
+            ended = output
+        if ended is None or ended.outputs[0].finish_reason not in _FINISHED:
+            reason = None if ended is None else ended.outputs[0].finish_reason
+            raise RuntimeError(f"{request.request_id} ended with finish reason {reason!r}")
 
-    def _stream(self, request: ScheduledRequest) -> Any:
+    def _stream(self, request: ScheduledRequest, prompt: Mapping[str, Any]) -> Any:
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 
@@ -185,16 +212,16 @@ class VllmBackend:
             detokenize=False,
             output_kind=RequestOutputKind.DELTA,
         )
-        prompt = {"prompt_token_ids": list(request.prompt_ids)}
-        return self._engine.generate(prompt, sampling, request_id=request.request_id)
+        # An id of its own in each run: the engine may still be giving up the one of that name of the run before.
+        return self._engine.generate(prompt, sampling, request_id=f"{self._runs}-{request.request_id}")
 
-    async def _serve(self, request: ScheduledRequest) -> None:
+    async def _serve(self, request: ScheduledRequest, prompt: Mapping[str, Any]) -> None:
         sink, request_id, delivered = self._sink, request.request_id, 0
         assert sink is not None
         outcome, cached = Outcome.ENGINE_ERROR, None
         error: str | None = "the stream ended without a reason"
         try:
-            async for output in self._stream(request):
+            async for output in self._stream(request, prompt):
                 answer = output.outputs[0]
                 sink.on_tokens(request_id, list(answer.token_ids), time.perf_counter_ns())
                 delivered += len(answer.token_ids)
@@ -232,7 +259,7 @@ def _files(settings: VllmSettings) -> tuple[str, bool]:
 
 def _outcome(reason: str | None, delivered: int) -> tuple[Outcome, str | None]:
     """Outcome of a finished request by vLLM's finish reason, and the error if it is one."""
-    if reason not in ("length", "stop"):
+    if reason not in _FINISHED:
         return Outcome.ENGINE_ERROR, f"finish reason {reason!r}"
     if delivered == 0:
         return Outcome.EMPTY, None

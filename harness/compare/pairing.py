@@ -17,7 +17,8 @@ _ANY = "unnamed"
 # How a set was laid out or watched, which no single run can see; and seeds, which are compared as such.
 _IRRELEVANT = (
     *SEEDS,
-    *(f"measure.{n}" for n in ("repeats", "aa", "order_seed", "timeout_s", "start_timeout_s", "reference_engine")),
+    *(f"measure.{n}" for n in ("repeats", "share_process", "aa", "order_seed", "timeout_s", "start_timeout_s")),
+    "measure.reference_engine",
 )
 
 

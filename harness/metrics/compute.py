@@ -16,6 +16,7 @@ from harness.metrics.goodput import good_requests
 from harness.metrics.inter_token import Gaps, pool_gaps
 from harness.metrics.metric import RunView
 from harness.metrics.observations import FloatArray, Observations, observe
+from harness.metrics.phases import phase_rows
 from harness.metrics.registry import REQUEST_METRICS, RUN_METRICS
 from harness.metrics.steady import steady_window
 from harness.record import RunRecord
@@ -27,6 +28,8 @@ _IDENTITY = (
     "arm",
     "arm_index",
     "repeat",
+    "iteration",
+    "process",
     "block",
     "position",
     "replica",
@@ -37,9 +40,8 @@ _IDENTITY = (
     "device",
     "seed",
 )
-_TEXT_IDENTITY = tuple(
-    name for name in _IDENTITY if name not in ("arm_index", "repeat", "block", "position", "replica", "seed")
-)
+_NUMBERS = ("arm_index", "repeat", "iteration", "block", "position", "replica", "seed")
+_TEXT_IDENTITY = tuple(name for name in _IDENTITY if name not in _NUMBERS)
 
 _JUDGED_LATER = ("tokens_match", "gate", "n_compared", "n_diverged")
 """Columns that stay null until a run is compared with another (see :mod:`harness.gate`)."""
@@ -79,6 +81,7 @@ def compute_tables(record: RunRecord) -> dict[str, pd.DataFrame]:
         "memory_ledger": _named_values("memory_ledger", run_id, "line", "bytes", record.memory),
         "calibration": rows_frame("calibration", run_id, [] if record.calibration is None else [record.calibration]),
         "telemetry": rows_frame("telemetry", run_id, record.telemetry),
+        "phases": rows_frame("phases", run_id, phase_rows(record, observations, gaps)),
     }
 
 
@@ -132,6 +135,7 @@ def _requests(record: RunRecord, run_id: str, o: Observations, latencies: Mappin
         "preemptions",
         "prefill_steps",
         "kv_blocks",
+        "phase",
     )
     columns: dict[str, Any] = {
         "request_id": list(o.request_ids),

@@ -80,6 +80,11 @@ class Arm:
         """The variable's value if it is a number."""
         return as_number(self.value)
 
+    @property
+    def repeats(self) -> int:
+        """Independent ones that ended ok: the runs that one process made of the arm are one."""
+        return int(self.measured["iteration"].fillna(0).eq(0).sum())
+
     def spread(self, metric: str) -> Spread | None:
         return Spread.of(float(v) for v in self.measured[metric].dropna())
 
@@ -169,11 +174,19 @@ def _loads(rows: Sequence[Mapping[str, object]]) -> dict[str | None, str]:
     told apart here: `harness.report.validity` says that such arms are not to be compared.
     """
     rates: dict[tuple[str | None, object], dict[str, str]] = {}
+    first = {_text(row, "run_id"): _text(row, "workload_hash") for row in rows}
+    later: dict[str, str | None] = {}  # requests of another iteration have the load of the first one
     for row in rows:
+        if not pd.isna(row["iteration"]) and int(str(row["iteration"])) > 0:
+            later[_text(row, "workload_hash") or ""] = first.get(f"{str(row['run_id']).rpartition('.')[0]}.0")
+            continue
         variable, version, rate = _text(row, "variable") or "", _text(row, "workload_hash"), row["offered_request_s"]
         if version is not None and not pd.isna(rate) and not variable.startswith(("arrival", "workload")):
             rates.setdefault((_text(row, "workload"), row["repeat"]), {})[version] = f"{rate:.2g} requests/s"
-    return {v: rate for versions in rates.values() if len(set(versions.values())) > 1 for v, rate in versions.items()}
+    known: dict[str | None, str] = {
+        v: rate for versions in rates.values() if len(set(versions.values())) > 1 for v, rate in versions.items()
+    }
+    return known | {version: known[same] for version, same in later.items() if same in known}
 
 
 def _text(row: Mapping[str, object], name: str) -> str | None:

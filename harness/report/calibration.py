@@ -1,4 +1,4 @@
-"""What the harness itself adds: a known schedule was measured right before each run, and this is what came back."""
+"""What the harness itself adds: what came back of a known schedule, right before the first run of each process."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ def calibration_section(results: Results, arms: Sequence[Arm]) -> str:
     rate, tokens = number(float(schedule["gen_tok_s"])), number(float(schedule["tokens"]))
     return section(
         "Calibration",
-        f"<p>Right before each run a backend without a model delivered {tokens} tokens at {rate} tokens/s on a "
-        "schedule known exactly, through the same sender and recorder in the same process. What was measured less what "
-        "was scheduled is the error of the harness on that machine at that moment: a latency that differs between two "
-        "arms by less shows nothing, and beyond a bound (marked) small differences of that arm are doubtful. The lag "
-        "of the last request shows whether lateness adds up. Worst run of each arm.</p>",
+        f"<p>Right before the first run of each process a backend without a model delivered {tokens} tokens at {rate} "
+        "tokens/s on a schedule known exactly, through the same sender and recorder in the same process. What was "
+        "measured less what was scheduled is the error of the harness on that machine at that moment: a latency that "
+        "differs between two arms by less shows nothing, and beyond a bound (marked) small differences of that arm are "
+        "doubtful. The lag of the last request shows whether lateness adds up. Worst run of each arm.</p>",
         text_table(header, [limits, *rows]),
     )
 

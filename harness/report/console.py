@@ -17,6 +17,7 @@ from harness.gate import EXPLAINED
 from harness.report.arms import Arm, Spread, baseline_of, by_facet, group_arms, memory_metric, ratio
 from harness.report.completeness import missing_notes
 from harness.report.memory import ledger_sentences
+from harness.report.phases import phase_tables
 from harness.report.quantity import UNKNOWN, memory, number, times
 from harness.report.read import Results, read_results
 from harness.report.saturation import knee_sentences
@@ -56,6 +57,9 @@ def print_summary(directory: Path | str, console: Console | None = None) -> None
         table, left_out = _fitting(*_content(facet, members, results, findings), console)
         console.print(table)
         hidden += (name for name in left_out if name not in hidden)
+    for phases in phase_tables(results, arms):
+        title = " · ".join(part for part in (phases.facet, "decode step by requests in it") if part)
+        console.print(_table(escape(title), phases.header, phases.rows, (), plain=not console.is_terminal))
     if hidden:
         said = f"Columns left out to fit {console.width} characters: {', '.join(hidden)}. The report has them."
         console.print(said, style="dim", highlight=False)

@@ -28,6 +28,7 @@ from harness.report.evidence import (
 from harness.report.headline import headlines
 from harness.report.memory import ledger_lines, ledger_section
 from harness.report.page import page, section
+from harness.report.phases import phases_section
 from harness.report.plots.figure import series_colours
 from harness.report.read import Results, facts, read_results
 from harness.report.regressions import regression_sentences
@@ -64,6 +65,7 @@ def write_report(directory: Path | str) -> Path:
         [
             _head(title, results, arms, findings),
             section("Results", results_table(results, arms, findings)),
+            phases_section(results, arms),
             requests_section(results, arms),
             saturation_section(arms),
             slo_section(results, arms),

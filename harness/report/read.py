@@ -14,7 +14,7 @@ import pandas as pd
 from harness import manifest
 from harness.manifest import JobState
 from harness.store import conform, empty_table
-from harness.tables import TABLES
+from harness.tables import LATER, TABLES
 
 # The tables a report shows, with the columns it needs of the large ones (None: all).
 _NEEDED: dict[str, tuple[str, ...] | None] = {
@@ -29,6 +29,7 @@ _NEEDED: dict[str, tuple[str, ...] | None] = {
     "tails": None,
     "divergences": None,
     "calibration": None,
+    "phases": None,
 }
 
 
@@ -146,6 +147,8 @@ def _joined(name: str, folders: Sequence[Path], notes: list[str]) -> pd.DataFram
 
 def _table(name: str, folder: Path, notes: list[str]) -> pd.DataFrame:
     path = folder / f"{name}.parquet"
+    if not path.is_file() and name in LATER:
+        return empty_table(name)
     if not path.is_file():
         notes.append(f"{path.name}{_MISSING}")
         return empty_table(name)

@@ -33,9 +33,9 @@ PERCENTILES = {"ttft_p99_ms": "TTFT", "itl_p99_ms": "ITL"}
 
 
 def validity_notes(results: Results, arms: Sequence[Arm], percentiles: Mapping[str, str] = PERCENTILES) -> list[str]:
-    """Failed runs, token mismatches, unequal workloads, arms of mixed runs, a busy machine or GPU, a GPU that could not
-    be watched, held clocks, a late sender, a harness out of its bounds, a load that never stood still, few samples, no
-    repeats; [] if all is well.
+    """Failed runs, token mismatches, unequal workloads, arms of mixed runs, shared processes, a busy machine or GPU, a
+    GPU that could not be watched, held clocks, a late sender, a harness out of its bounds, a load that never
+    stood still, few samples, no repeats; [] if all is well.
 
     Args:
         percentiles: the 99th percentiles that are shown, with their names.
@@ -47,6 +47,7 @@ def validity_notes(results: Results, arms: Sequence[Arm], percentiles: Mapping[s
         *_unequal_workloads(arms),
         *_mixed_configs(results, arms),
         *_double_repeats(arms),
+        *_shared_processes(arms),
         *_busy_machine(results, arms),
         *_unwatched_gpu(results, arms),
         *_shared_gpu(results, arms),
@@ -107,7 +108,7 @@ def _unequal_workloads(arms: Sequence[Arm]) -> list[str]:
         # The seed may change from repeat to repeat; inside one repeat all arms must get the same requests.
         by_repeat: dict[object, set[str]] = {}
         for arm in members:
-            for repeat, text in zip(arm.runs["repeat"], arm.runs["workload_hash"], strict=True):
+            for repeat, text in zip(_repeats(arm), arm.runs["workload_hash"], strict=True):
                 if isinstance(text, str):
                     by_repeat.setdefault(repeat, set()).add(text)
         if any(len(hashes) > 1 for hashes in by_repeat.values()):
@@ -131,10 +132,32 @@ def _mixed_configs(results: Results, arms: Sequence[Arm]) -> list[str]:
 
 
 def _double_repeats(arms: Sequence[Arm]) -> list[str]:
-    double = [a for a in arms if a.runs["repeat"].dropna().duplicated().any()]
+    double = [a for a in arms if len(known := [r for r in _repeats(a) if r is not None]) > len(set(known))]
     if not double:
         return []
     return [f"The same repeat is there more than once: {_names(double)}. Ratios to and of such arms are not paired."]
+
+
+def _repeats(arm: Arm) -> list[tuple[int, int] | None]:
+    """Repeat and iteration of each run; None where it states none."""
+    columns = (arm.runs[name].fillna(least).tolist() for name, least in (("repeat", -1), ("iteration", 0)))
+    return [None if repeat < 0 else (repeat, iteration) for repeat, iteration in zip(*columns, strict=True)]
+
+
+def _shared_processes(arms: Sequence[Arm]) -> list[str]:
+    lines = []
+    if again := [a for a in arms if a.repeats < len(a.measured)]:
+        lines.append(
+            f"Several runs of one process: {_names(again)}. They share a start of the engine and a moment; every "
+            "comparison takes their median as one repeat."
+        )
+    by_process: dict[str, list[Arm]] = {}
+    for arm in arms:
+        for process in arm.runs["process"].dropna().unique():
+            by_process.setdefault(str(process), []).append(arm)
+    if together := list(dict.fromkeys(a.label for members in by_process.values() if len(members) > 1 for a in members)):
+        lines.append(f"Measured in one process, one after the other: {', '.join(together)}.")
+    return lines
 
 
 def _busy_machine(results: Results, arms: Sequence[Arm]) -> list[str]:
@@ -259,6 +282,6 @@ def _few_samples(arms: Sequence[Arm], percentiles: Mapping[str, str]) -> list[st
 
 
 def _no_repeats(arms: Sequence[Arm]) -> list[str]:
-    if len(arms) < 2 or any(len(a.measured) > 1 for a in arms):
+    if len(arms) < 2 or any(a.repeats > 1 for a in arms):
         return []
-    return ["One run an arm: how much a number would change from run to run is unknown."]
+    return ["One process an arm: how much a number would change from process to process is unknown."]

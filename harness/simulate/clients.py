@@ -46,7 +46,7 @@ def serve(
     """
     agenda, sent = Agenda(workload, 0), Sent()
     numbers = {r.request_id: k for k, r in enumerate(workload.requests)}
-    waits = workload.concurrency is not None or workload.sessions < len(workload)
+    waits = workload.waits
     prompts = _Prompts(workload, output_tokens)
     known, sent_s = [0] * len(replicas), -FOREVER
 

@@ -7,11 +7,12 @@ against it, and the report takes its labels from it. One row is one thing; units
 from __future__ import annotations
 
 from harness.tables.runs import MIN_P99_SAMPLES
-from harness.tables.schema import BESIDE, TABLES, SchemaError, check_frame, column
+from harness.tables.schema import BESIDE, LATER, TABLES, SchemaError, check_frame, column
 from harness.tables.table import Column, Table
 
 __all__ = [
     "BESIDE",
+    "LATER",
     "MIN_P99_SAMPLES",
     "TABLES",
     "Column",

@@ -32,6 +32,7 @@ REQUESTS = Table(
         Column("padding_prompt_tokens", "Int64", "tokens", "padded prompt positions computed for it", HIDDEN),
         Column("padding_output_tokens", "Int64", "tokens", "rows computed after it had ended", HIDDEN),
         Column("prefix_group", "Int64", "", "group sharing a prefix", "no shared prefix"),
+        Column("phase", "Int64", "", "phase of the workload that it belongs to, from 0", "the workload has no phases"),
         Column("holds_answer_of", "string", "", "request whose answer is part of the prompt (a session)", "none is"),
         Column("t_sched_s", "Float64", "s", "due time after the start of the run", UNSENT),
         Column("t_submit_s", "Float64", "s", "handed to the backend, after the start of the run", "not sent"),
@@ -103,6 +104,27 @@ ITL = Table(
             "k unknown",
         ),
         Column("icl_ms", "Float64", "ms", "raw gap between the two deliveries", "token not the first of its delivery"),
+    ),
+)
+
+_NOT_ALL = "a request of the phase was not ok, or no gap was seen"
+
+PHASES = Table(
+    "phases",
+    "One row a phase of a workload of bursts: what a step takes with so many requests in it. No rows without phases.",
+    (
+        RUN_ID,
+        Column("phase", "Int64", "", "index of the phase, from 0"),
+        Column("n_requests", "Int64", "requests", "requests of the phase: rows of its decode steps"),
+        Column("context_tokens", "Float64", "tokens", "median of prompt and generated tokens read in them", _NOT_ALL),
+        Column(
+            "n_gaps",
+            "Int64",
+            "gaps",
+            "gaps that count: of the workload's measured_gaps, those while every request of the phase was generating",
+        ),
+        Column("itl_p50_ms", "Float64", "ms", "median of these gaps", _NOT_ALL),
+        Column("itl_p95_ms", "Float64", "ms", "95th percentile (linear) of these gaps", _NOT_ALL),
     ),
 )
 

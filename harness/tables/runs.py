@@ -24,11 +24,19 @@ RUNS = Table(
         Column("arm_index", "Int64", "", "place of the arm in the sweep as it was written, from 0", "block unknown"),
         Column("repeat", "Int64", "", "index of the repeat within its arm, from 0; in a sweep its block", "not stated"),
         Column(
+            "iteration",
+            "Int64",
+            "",
+            "which of the runs that one process made of its arm and repeat, from 0; they are no independent repeats",
+            "an older result",
+        ),
+        Column("process", "string", "", "the measured process; its runs share one start of the engine", "not started"),
+        Column(
             "block", "Int64", "", "block of a sweep, which holds every arm once", "single run, or a sweeper of its own"
         ),
         Column("position", "Int64", "", "place of the run in the order of its block, from 0", "block unknown"),
         Column("replica", "Int64", "", "1 if the run repeats an arm beside itself (A/A), else 0", "block unknown"),
-        Column("engine", "string", "", "backend: ours, transformers, static, openai_http, null"),
+        Column("engine", "string", "", "backend: ours, transformers, vllm, static, openai_http, null"),
         Column("model", "string", "", "model preset or path", "not stated"),
         Column("workload", "string", "", "name of the workload", "not stated"),
         Column("workload_hash", "string", "", "SHA-256 of all requests, due times and caps", "workload not built"),
@@ -48,8 +56,14 @@ RUNS = Table(
         ),
         Column("outcomes", "string", "", "requests by outcome (harness.record.Outcome), as a JSON object"),
         Column("wall_s", "Float64", "s", "start of the schedule to the last terminal output", "run not finished"),
-        Column("load_s", "Float64", "s", "time to load the model", "not loaded"),
-        Column("warmup_s", "Float64", "s", "compile, capture and warm-up requests; not part of wall_s", "no warm-up"),
+        Column("load_s", "Float64", "s", "time to load the model", "not loaded, or by an earlier run of the process"),
+        Column(
+            "warmup_s",
+            "Float64",
+            "s",
+            "compile, capture and warm-up requests; not part of wall_s",
+            "no warm-up, or before an earlier run of the process",
+        ),
         Column("prompt_tokens", "Int64", "tokens", "real prompt tokens of all requests that were answered ok"),
         Column(
             "cached_tokens", "Int64", "tokens", f"prompt tokens served from the prefix cache: {_BY_REQUEST}", HIDDEN
@@ -183,7 +197,13 @@ RUNS = Table(
         Column("sched_lag_p99_ms", "Float64", "ms", "99th percentile of t_submit - t_sched over all sent", "none sent"),
         Column("peak_rss_bytes", "Int64", "bytes", "largest resident memory of the measured process", "not sampled"),
         Column("peak_gpu_allocated_bytes", "Int64", "bytes", "torch.cuda.max_memory_allocated while measuring", NO_GPU),
-        Column("peak_gpu_reserved_bytes", "Int64", "bytes", "torch.cuda.max_memory_reserved while measuring", NO_GPU),
+        Column(
+            "peak_gpu_reserved_bytes",
+            "Int64",
+            "bytes",
+            "torch.cuda.max_memory_reserved while measuring",
+            f"{NO_GPU}, or its process had measured before: what it reserved then is kept",
+        ),
         Column("peak_gpu_used_bytes", "Int64", "bytes", "largest device memory in use (NVML), all processes", NO_GPU),
         Column(
             "ledger_residual_bytes", "Int64", "bytes", "line residual of the memory ledger", "no ledger, or no peak"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from harness.tables.comparison import COMPARISON
 from harness.tables.findings import DIVERGENCES, GC_PAUSES, TAILS
 from harness.tables.machine import CALIBRATION, MEMORY_LEDGER, TELEMETRY
-from harness.tables.requests import ITL, REQUESTS, TOKENS
+from harness.tables.requests import ITL, PHASES, REQUESTS, TOKENS
 from harness.tables.runs import RUNS
 from harness.tables.settings import CONFIG, COUNTERS, ENVIRONMENT
 from harness.tables.steps import STEPS
@@ -31,9 +31,12 @@ _IN_EVERY_RESULT = (
     MEMORY_LEDGER,
     CALIBRATION,
     TELEMETRY,
+    PHASES,
 )
 TABLES: dict[str, Table] = {table.name: table for table in _IN_EVERY_RESULT}
 """What a result folder must hold, by name."""
+LATER = frozenset((PHASES.name,))
+"""Those that older results do not have; without it there was nothing to put in."""
 BESIDE: dict[str, Table] = {COMPARISON.name: COMPARISON}
 """Tables that a comparison of runs adds; a result folder is complete without them."""
 

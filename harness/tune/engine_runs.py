@@ -10,7 +10,8 @@ from typing import Any
 import pandas as pd
 
 from harness import store
-from harness.job import Job, run_job
+from harness.execution import run_job
+from harness.job import Job
 from harness.report.read import Results, decoded
 from harness.simulate.setup import settings_of
 from harness.slo import Slo
@@ -71,7 +72,8 @@ def job_config(results: Results, run_id: str, slo: Slo, rate: float, requests: i
         "engine": engine,
         "arrival": arrival,
         "workload": workload,
-        "measure": groups["measure"] | {"repeats": 1, "reference_engine": None},
+        "measure": groups["measure"]
+        | {"repeats": 1, "runs_per_process": 1, "share_process": False, "reference_engine": None},
         "slo": limits,
         "experiment": {"name": "tune", "question": "Does the engine confirm it?", "variable": "engine"},
         "mode": "auto",

@@ -257,3 +257,27 @@ def test_a_trace_with_bad_rows_says_so_and_uses_the_others(bench, tmp_path):
     assert tables["requests"]["prompt_tokens"].tolist() == [4, 5]
     environment = dict(zip(tables["environment"]["key"], tables["environment"]["value"], strict=True))
     assert len(json.loads(environment["workload.spec"])["notes"]) == 2
+
+
+def test_engines_start_once_for_all_workloads_and_iterations(bench, tmp_path):
+    """Two engines, two workloads, two runs each: four jobs in two processes."""
+    done = bench(
+        "-m", "engine=null,static_waves", "workload=quickstart,mixed_staged", "arrival=burst",
+        "measure.share_process=true", "measure.runs_per_process=2", "experiment.variable=engine",
+        "engine.env={CUBLAS_WORKSPACE_CONFIG: ':16:8'}", "measure.reference_engine=null",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    root = only((tmp_path / "results" / "sweeps" / "engine").iterdir())
+    tables = read_result(root)
+    runs = tables["runs"]
+    assert (len(runs), set(runs["status"])) == (8, {"ok"})
+    assert runs["process"].nunique() == 2
+    assert runs.groupby("process")["engine"].nunique().tolist() == [1, 1]
+    assert sorted(runs["iteration"]) == [0] * 4 + [1] * 4
+    assert runs["workload_hash"].nunique() == 4  # the same for both engines, another in each iteration
+    assert runs["warmup_s"].notna().sum() == runs["load_s"].notna().sum() + 1 == 2
+    environment = tables["environment"]
+    given = environment.loc[environment["key"] == "env", "value"]
+    assert {json.loads(value).get("CUBLAS_WORKSPACE_CONFIG") for value in given} == {":16:8"}
+    assert "Several runs of one process" in done.stdout
+    assert "Measured in one process, one after the other" in done.stdout

@@ -67,3 +67,21 @@ def test_a_session_ends_with_a_turn_that_failed():
     assert agenda.ended("a1", False, 2 * S) == ["a2", "a3"]
     assert taken(agenda) == (2.0, "b1")
     assert agenda.exhausted
+
+
+def test_a_phase_is_due_its_pause_after_the_last_end_of_the_one_before():
+    def burst(name: str, phase: int, think_s: float = 0.0) -> ScheduledRequest:
+        return ScheduledRequest(name, 0.0, (1, 2), 3, think_s=think_s, phase=phase)
+
+    w = Workload("w", (burst("a", 0), burst("b", 0), burst("c", 1, 0.5), burst("d", 1, 0.5), burst("e", 2)))
+    agenda = Agenda(w, 0)
+    assert [taken(agenda) for _ in range(2)] == [(0.0, "a"), (0.0, "b")]
+    agenda.ended("b", True, 1 * S)
+    assert agenda.next_due_ns() is None
+    agenda.ended("a", False, 3 * S)  # a failure is an end
+    assert [taken(agenda) for _ in range(2)] == [(3.5, "c"), (3.5, "d")]
+    agenda.ended("c", True, 4 * S)
+    assert not agenda.exhausted
+    agenda.ended("d", True, 5 * S)
+    assert taken(agenda) == (5.0, "e")
+    assert agenda.exhausted

@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from harness.blocks import Place, arrange
+from harness.blocks import Place, arrange, together
 
 
 def test_every_block_holds_every_arm_once_and_the_next_is_its_reverse():
@@ -51,3 +51,14 @@ def test_one_block_keeps_its_order():
     assert arrange([[2, 0], [1]], 1, seed=9) == [Place(0, 0, 2), Place(0, 1, 0), Place(0, 2, 1)]
     with pytest.raises(ValueError, match="at least one block, got 0"):
         arrange([[0]], 0, seed=0)
+
+
+def test_runs_that_share_a_process_stand_together_in_their_block():
+    """Two facets of two arms, 0 and 2 on one engine, 1 and 3 on another; arm 0 a second time as A/A."""
+    order = together(arrange([[0, 1, 0], [2, 3]], blocks=2, seed=1), lambda arm: arm % 2)
+    for block in (0, 1):
+        own = [p for p in order if p.block == block]
+        assert [p.position for p in own] == list(range(5))
+        engines = [(p.arm % 2, p.replica) for p in own]
+        assert len([k for k in range(5) if k == 0 or engines[k] != engines[k - 1]]) == 3
+        assert sorted((p.arm, p.replica) for p in own) == [(0, 0), (0, 1), (1, 0), (2, 0), (3, 0)]

@@ -40,14 +40,19 @@ def test_a_package_that_is_not_there_is_named_before_anything_runs(monkeypatch):
 
 def test_a_command_is_refused_only_if_every_job_would_fail(monkeypatch):
     good, bad = job("ours", num_blocks=32), job("ours", num_blocks=0)
+    asked: list[dict[str, str]] = []
 
-    monkeypatch.setattr(check, "ask", lambda module, jobs: errors(jobs))
+    monkeypatch.setattr(check, "ask", lambda module, jobs, env: asked.append(env) or errors(jobs))
     assert check_engines([good, good]) == []
     (found,) = check_engines([good, bad])
     assert "num_blocks must be an integer >= 1" in found
     assert len(check_engines([job("static"), bad])) == 1, "a job with nothing to ask is a good one"
     with pytest.raises(ValueError, match="num_blocks must be an integer >= 1"):
         check_engines([bad, bad])
+    asked.clear()
+    apart = job("vllm", model="m", env={"PYTHONPATH": "elsewhere"})
+    assert len(check_engines([good, apart, good])) == (importlib.util.find_spec("vllm") is None)
+    assert asked == [{}, {"PYTHONPATH": "elsewhere"}], "each in the environment in which it will run"
 
 
 def test_nothing_wrong_and_nothing_to_ask(monkeypatch):

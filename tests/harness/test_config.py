@@ -38,16 +38,12 @@ def test_slug_is_a_directory_name():
     assert len(config.overrides_slug(["workload.path=" + "x" * 300])) == 101
 
 
-def test_engine_settings_leave_out_what_was_not_set():
-    settings = {"name": "ours", "num_blocks": 8, "safety_margin": 0.0, "seed": None}
-    assert config.engine_settings(settings) == {"num_blocks": 8, "safety_margin": 0.0}
-
-
 @pytest.mark.parametrize(
     "key, value",
     [
         ("warmup_requests", -1),
         ("repeats", 0),
+        ("runs_per_process", 0),
         ("timeout_s", 0),
         ("start_timeout_s", -3),
         ("telemetry_interval_ms", 0),
@@ -59,6 +55,7 @@ def test_values_that_cannot_be_measured_with(key, value):
     measure = {
         "warmup_requests": 0,
         "repeats": 1,
+        "runs_per_process": 1,
         "timeout_s": 1,
         "start_timeout_s": 1,
         "telemetry_interval_ms": 1,

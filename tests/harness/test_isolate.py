@@ -17,7 +17,7 @@ from harness.isolate import Limits, run_isolated
 
 PRELUDE = """\
 import json, os, signal, sys, time
-def send(**message): os.write(int(sys.argv[4]), json.dumps(message).encode() + b"\\n")
+def send(**message): os.write(int(sys.argv[3]), json.dumps(message).encode() + b"\\n")
 """
 
 
@@ -30,7 +30,7 @@ def run(tmp_path, monkeypatch):
         starter.write_text(f'#!/bin/sh\nexec {sys.executable} {script} "$@"\n')
         starter.chmod(starter.stat().st_mode | stat.S_IXUSR)
         monkeypatch.setattr(sys, "executable", str(starter))
-        run_isolated(tmp_path / "job.json", tmp_path / "run.log", limits or Limits(20, 20), on_message)
+        run_isolated([tmp_path / "job.json"], tmp_path / "run.log", limits or Limits(20, 20), on_message)
 
     return run
 

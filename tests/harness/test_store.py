@@ -83,9 +83,18 @@ def test_combine_keeps_order_and_empty_tables(tmp_path):
 
 def test_a_folder_of_another_version_says_so(tmp_path):
     store.write_result(tmp_path, tables())
-    pd.read_parquet(tmp_path / "runs.parquet").drop(columns="arm").to_parquet(tmp_path / "runs.parquet")
-    with pytest.raises(store.NotAResult, match=r"another version.*arm"):
+    runs = pd.read_parquet(tmp_path / "runs.parquet")
+    runs.drop(columns="arm").to_parquet(tmp_path / "runs.parquet")
+    (tmp_path / "phases.parquet").unlink()
+    read = store.read_result(tmp_path)  # what an older version did not know is unknown
+    assert read["runs"]["arm"].isna().all()
+    assert list(read["phases"].columns) == list(TABLES["phases"].dtypes)
+    runs.assign(speed=1).to_parquet(tmp_path / "runs.parquet")
+    with pytest.raises(store.NotAResult, match=r"another version.*speed"):
         store.read_result(tmp_path)
+    (tmp_path / "steps.parquet").unlink()
+    with pytest.raises(store.NotAResult, match="incomplete"):
+        store.read_result(tmp_path, ("steps",))
 
 
 def test_conform_fills_and_refuses():

@@ -45,7 +45,7 @@ def test_interval_must_be_positive():
 
 
 def test_provenance_states_software_host_and_revision(tmp_path):
-    facts = provenance.collect(["cb-bench", "engine=ours"], device="cpu")
+    facts = {"command_line": ["cb-bench", "engine=ours"]} | provenance.collect() | provenance.torch_facts("cpu")
     assert facts["command_line"] == ["cb-bench", "engine=ours"]
     assert facts["package.torch"]
     assert facts["package.transformers"]

@@ -122,23 +122,23 @@ def test_unknown_settings_and_kinds_are_named() -> None:
 class TestWarmup:
     def test_no_warm_up_prompt_begins_like_a_measured_one(self) -> None:
         measured = build_workload(synthetic(), Burst(), vocab_size=6, seed=0)
-        warmup = build_warmup(measured, 30, 6, 0)
+        warmup = build_warmup(measured.requests, 30, 6, 0)
         assert len(warmup) == 30
         assert not {r.prompt_ids[:4] for r in warmup} & {r.prompt_ids[:4] for r in measured.requests}
         assert not {r.request_id for r in warmup} & {r.request_id for r in measured.requests}
 
     def test_lengths_cover_the_workload_longest_first(self) -> None:
         measured = build_workload(synthetic(), Burst(), vocab_size=300, seed=0)
-        warmup = build_warmup(measured, 4, 300, 0, max_new_tokens=8)
+        warmup = build_warmup(measured.requests, 4, 300, 0, max_new_tokens=8)
         lengths = [len(r.prompt_ids) for r in warmup]
         assert lengths[0] == max(len(r.prompt_ids) for r in measured.requests)
         assert lengths == sorted(lengths, reverse=True)
         assert all(1 <= r.max_new_tokens <= 8 and r.due_s == 0 for r in warmup)
 
     def test_none_asked_for(self) -> None:
-        assert build_warmup(build_workload(synthetic(), Burst(), vocab_size=300, seed=0), 0, 300, 0) == ()
+        assert build_warmup(build_workload(synthetic(), Burst(), vocab_size=300, seed=0).requests, 0, 300, 0) == ()
 
     def test_vocabulary_too_small_is_said(self) -> None:
         measured = Workload("w", (ScheduledRequest("a", 0.0, (0, 0, 0, 0), 2),))
         with pytest.raises(ValueError, match="too small"):
-            build_warmup(measured, 1, 1, 0)
+            build_warmup(measured.requests, 1, 1, 0)

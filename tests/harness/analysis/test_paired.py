@@ -100,7 +100,7 @@ def test_thresholds_that_mean_nothing(wrong):
 
 def runs(values, **columns):
     frame = pd.DataFrame({m: pd.Series([pd.NA] * len(values), dtype="Float64") for m in JUDGED})
-    base = {"status": "ok", "workload_hash": "w", "seed": 0, "repeat": range(len(values))} | columns
+    base = {"status": "ok", "workload_hash": "w", "seed": 0, "repeat": range(len(values)), "process": pd.NA} | columns
     return frame.assign(gen_tok_s=values, **base)
 
 
@@ -150,3 +150,21 @@ def test_confounded_and_identical_arms_are_not_judged():
     frame = to_frame(found)
     assert list(frame.columns) == list(COMPARISON.dtypes)
     assert [str(frame[c.name].dtype) for c in COMPARISON.columns] == [c.dtype for c in COMPARISON.columns]
+
+
+def test_runs_of_one_process_are_one_repeat_by_their_median():
+    """Two repeats of three runs each: medians 100 and 110 against 50 and 50, so ratios of 2 and 2.2 in two pairs."""
+    made = {
+        "repeat": [0, 0, 0, 1, 1, 1],
+        "process": list("aaabbb"),
+        "seed": [0, 1, 2] * 2,
+        "workload_hash": list("xyz") * 2,
+    }
+    baseline = Candidate("A", runs([50.0, 49.0, 90.0, 50.0, 50.0, 10.0], **made))
+    arm = Candidate("B", runs([100.0, 900.0, 1.0, 110.0, 111.0, 3.0], **made | {"process": list("cccddd")}))
+    (found,) = compare(baseline, [arm])
+    assert (found.pairs, found.verdict) == (2, None)
+    assert (found.ratio_smallest, found.ratio_largest) == pytest.approx((2.0, 2.2))
+    missing = runs([100.0, 900.0, 1.0, 110.0, 111.0, 3.0], **made | {"status": ["ok"] * 5 + ["failed"]})
+    (fewer,) = compare(baseline, [Candidate("B", missing)])
+    assert fewer.pairs == 1  # the other has not answered the same requests

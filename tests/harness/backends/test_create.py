@@ -6,6 +6,7 @@ import pytest
 
 from harness.backends import GenerationSettings, create
 from harness.backends.generation import eos_ids, generation_config
+from harness.backends.settings import engine_settings
 
 
 def test_unknown_engine_names_the_nearest(llama: Any) -> None:
@@ -55,3 +56,8 @@ def test_eos_comes_from_the_model_unless_ignored(llama: Any) -> None:
 def test_nothing_is_taken_over_from_the_models_own_settings(llama: Any) -> None:
     llama.generation_config.repetition_penalty = 1.5
     assert generation_config(llama, GenerationSettings()).repetition_penalty in (None, 1.0)
+
+
+def test_engine_settings_leave_out_what_was_not_set_and_the_process_s_own():
+    settings = {"name": "ours", "num_blocks": 8, "safety_margin": 0.0, "seed": None, "env": {"PYTHONPATH": "x"}}
+    assert engine_settings(settings) == {"num_blocks": 8, "safety_margin": 0.0}

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from harness.backends import BACKENDS, create, needs_weights
@@ -68,3 +70,14 @@ def test_who_needs_weights():
         "ours": True, "transformers": True, "static": True, "openai_http": False, "null": False, "vllm": False,
     }  # fmt: skip
     assert NullBackend(NullSettings()).steps() == []
+
+
+def test_it_serves_another_run_on_the_same_schedule(sink):
+    backend = create("null", None, {"ttft_ms": 1.0, "ttft_step_ms": 0.0, "itl_ms": 0.0})
+    for k in range(2):
+        backend.start(sink)
+        for r in workload(3, tokens=2).requests:
+            backend.submit(replace(r, request_id=f"{k}-{r.request_id}"))
+        sink.wait(3 * (k + 1))
+        assert backend.counters() == {"deliveries": 6}
+    backend.stop()

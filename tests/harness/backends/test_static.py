@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -262,3 +263,16 @@ def test_latency_of_a_wave_holds_the_waiting_for_it_to_form(llama: Any) -> None:
         if waits:
             assert first.t_admit_ns == second.t_admit_ns
             assert first.chunks[0].time_ns > second.t_submit_ns > (first.t_submit_ns or 0)
+
+
+def test_it_serves_another_run_with_waves_of_its_own(llama: Any, sink: Any, requests: Any) -> None:
+    backend = create("static", llama, {"wave": 2})
+    for k in range(2):
+        backend.start(sink)
+        for r in requests([[5, 9, 11], [3, 1], [4]], (2, 3, 1)):
+            backend.submit(replace(r, request_id=f"{k}-{r.request_id}"))
+        backend.close_input()
+        sink.wait(3 * (k + 1))
+        assert backend.counters()["waves"] == 2
+    backend.stop()
+    assert [len(sink.seen[f"1-r{k}"].tokens) for k in range(3)] == [2, 3, 1]

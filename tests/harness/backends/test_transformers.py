@@ -82,3 +82,19 @@ def test_stop_leaves_open_requests_unfinished(llama: Any, sink: Any, requests: R
 def test_a_value_it_refuses_is_an_error(llama: Any) -> None:
     with pytest.raises(ValueError, match="page_size"):
         create("transformers", llama, {"page_size": 3})
+
+
+def test_it_serves_another_run_under_the_same_ids(llama: Any, sink: Any, requests: Requests, reference: Any) -> None:
+    expected = [reference(llama, p, 4) for p in PROMPTS]
+    backend = create("transformers", llama, SMALL)
+    for _ in range(2):
+        sink.seen.clear()
+        backend.start(sink)
+        for r in requests(PROMPTS, (4, 4, 4)):
+            backend.submit(r)
+        sink.wait(3)
+        assert [sink.seen[f"r{k}"].tokens for k in range(3)] == expected
+        counted = backend.counters()["steps"]
+        assert counted is not None
+        assert 4 <= counted <= 20  # of this run alone
+    backend.stop()

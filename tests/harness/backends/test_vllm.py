@@ -21,7 +21,8 @@ class _Engine:
         self.arguments = arguments
         self.prompts: list[list[int]] = []
         self.sampling: list[Any] = []
-        self.prefix_resets, self.closed = 0, False
+        self.prefix_resets, self.closed, self.busy_resets = 0, False, 0
+        self.ids: list[str] = []
         self.vllm_config = SimpleNamespace(
             model_config=SimpleNamespace(dtype="bfloat16", max_model_len=4096, enforce_eager=False),
             cache_config=SimpleNamespace(
@@ -30,13 +31,15 @@ class _Engine:
             scheduler_config=SimpleNamespace(max_num_batched_tokens=8192, max_num_seqs=256),
         )
 
-    async def reset_prefix_cache(self) -> None:
+    async def reset_prefix_cache(self) -> bool:
         self.prefix_resets += 1
+        return self.prefix_resets > self.busy_resets
 
     async def generate(self, prompt: dict[str, Any], sampling: Any, request_id: str) -> Any:
         ids = prompt["prompt_token_ids"]
         self.prompts.append(ids)
         self.sampling.append(sampling)
+        self.ids.append(request_id)
         if ids[0] == 1:
             raise ValueError("the prompt is too long")
         left = sampling.max_tokens
@@ -46,7 +49,9 @@ class _Engine:
                 raise RuntimeError("CUDA out of memory")
             count = min(2, left)
             left -= count
-            answer = SimpleNamespace(token_ids=list(range(count)), finish_reason=None if left else "length")
+            answer = SimpleNamespace(
+                token_ids=list(range(count)), finish_reason=None if left else "abort" if ids[0] == 4 else "length"
+            )
             yield SimpleNamespace(outputs=[answer], finished=not left, num_cached_tokens=4)
 
     def shutdown(self) -> None:
@@ -140,3 +145,38 @@ def test_it_runs_on_the_device_in_a_process_of_its_own() -> None:
     assert not uses_device("null")
     with pytest.raises(ValueError, match=r"engine\.model is not set"):
         create("vllm", None, {})
+
+
+def test_it_serves_another_run_with_a_cold_cache_and_ids_of_its_own(engines: list[_Engine], sink: Any) -> None:
+    backend = opened()
+    backend.warm_up([request("w")])
+    (engine,) = engines
+    engine.busy_resets = 2  # the last step's blocks are given back a little later
+    for _ in range(2):
+        backend.prepare([request("a")])
+        backend.start(sink)
+        backend.submit(request("a"))
+        sink.wait(1)
+        sink.seen.clear()
+    backend.stop()
+    assert engine.prefix_resets == 4
+    assert engine.ids == ["0-w", "1-a", "2-a"]
+
+
+def test_a_cache_that_stays_in_use_is_an_error(
+    engines: list[_Engine], monkeypatch: pytest.MonkeyPatch, sink: Any
+) -> None:
+    monkeypatch.setattr("harness.backends.vllm._FORGET_S", 0.05)
+    backend = opened()
+    backend.warm_up([])
+    engines[0].busy_resets = 10**6
+    with pytest.raises(RuntimeError, match="still in use"):
+        backend.start(sink)
+    backend.stop()
+
+
+def test_a_warm_up_that_does_not_finish_is_an_error(engines: list[_Engine]) -> None:
+    backend = opened()
+    with pytest.raises(RuntimeError, match=r"warm-up failed.*finish reason 'abort'"):
+        backend.warm_up([request("w", 4)])
+    backend.stop()

@@ -60,6 +60,8 @@ def test_every_computed_column_has_one_metric() -> None:
         "block",
         "position",
         "replica",
+        "iteration",
+        "process",
         "device",
         "seed",
         "source",

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import errno
+import json
+from pathlib import Path
 
 import pytest
 
-from harness import job as jobs
+from harness import execution as jobs
 from harness import manifest, store
+from harness.blocks import Place
 from harness.errors import RunFailed
 from harness.journal import Journal, Known
 from harness.record import Outcome
@@ -19,7 +22,7 @@ VALUES = {
     "workload": {"name": "x", "seed": None},
     "arrival": {},
     "generation": {},
-    "measure": {"seed": 0, "repeats": 1, "start_timeout_s": 1.0, "timeout_s": 1.0},
+    "measure": {"seed": 0, "repeats": 1, "runs_per_process": 1, "start_timeout_s": 1.0, "timeout_s": 1.0},
     "slo": {},
     "experiment": {"name": None, "question": None, "variable": None},
 }
@@ -66,8 +69,8 @@ def test_an_interrupted_job_keeps_the_tables_of_its_repeats(tmp_path, monkeypatc
     job = jobs.Job(values, tmp_path, tmp_path, (), None, None, "20260101T000000")
     calls = []
 
-    def run(spec, *args):
-        calls.append(spec)
+    def run(specs, *args):
+        calls.append(specs)
         if len(calls) == 2:
             raise KeyboardInterrupt
         fail()
@@ -93,10 +96,10 @@ def test_an_interrupted_job_keeps_the_tables_of_its_repeats(tmp_path, monkeypatc
 def test_a_run_that_was_killed_keeps_what_it_had_measured(job, fakes, monkeypatch, end, status, error):
     """Three requests: one had ended, one was generating, one was not sent. The journal is gone with the row written."""
 
-    def measure_and_die(spec, *args):
+    def measure_and_die(specs, *args):
         recorder = Recorder(fakes.workload([0.0, 0.0, 9.0]))
         known = Known({"run_id": "r", "engine": "ours", "workload_hash": "w"}, 1.0, 2.0, [], {"k": 1}, None)
-        journal = Journal(spec.parent, known, recorder.records())
+        journal = Journal(specs[0].parent, known, recorder.records())
         recorder.started(10**9)
         for k in (0, 1):
             recorder.sent(f"r{k}", 10**9, 10**9)
@@ -127,10 +130,10 @@ def test_a_run_that_was_killed_keeps_what_it_had_measured(job, fakes, monkeypatc
 
 
 def test_what_cannot_be_computed_leaves_the_row_and_the_journal(job, fakes, monkeypatch):
-    def measure_nonsense_and_die(spec, *args):
+    def measure_nonsense_and_die(specs, *args):
         recorder = Recorder(fakes.workload([0.0]))
         journal = Journal(
-            spec.parent, Known({"run_id": "r", "engine": "ours"}, 1.0, 2.0, [], {}, None), recorder.records()
+            specs[0].parent, Known({"run_id": "r", "engine": "ours"}, 1.0, 2.0, [], {}, None), recorder.records()
         )
         recorder.started(10**9)
         recorder.on_tokens("r0", [7], 2 * 10**9)
@@ -157,3 +160,54 @@ def test_a_journal_of_an_earlier_attempt_is_not_taken_for_this_ones(job, tmp_pat
     jobs.run_job(job)
     assert store.read_result(job.directory)["runs"].iloc[0].error == "page_size 3 is too small"
     assert not (job.directory / ".journal").exists()
+
+
+@pytest.fixture
+def two(tmp_path, monkeypatch):
+    """Two jobs of one process, two runs each."""
+    monkeypatch.setattr(jobs, "check", lambda config: None)
+    monkeypatch.setattr(jobs, "_headline", lambda directory: "fine")
+    values = VALUES | {"measure": VALUES["measure"] | {"runs_per_process": 2}, "workload": {"name": "x", "seed": 7}}
+    place = Place(0, 0, 0)
+    return [jobs.Job(values, tmp_path / n, tmp_path, (), k, "1", "20260101T000000", place) for k, n in enumerate("ab")]
+
+
+def test_one_process_gets_every_run_of_jobs_that_share_it(two, tmp_path, monkeypatch):
+    asked = []
+
+    def run(specs, log, limits, on_message, env):
+        asked.extend(json.loads(path.read_text()) for path in specs)
+        for k in range(4):
+            on_message({"phase": "measuring", "run": k})
+            on_message({"written": True, "run": k})
+
+    monkeypatch.setattr(jobs, "run_isolated", run)
+    assert jobs.run_jobs(two) == ["ok", "ok"]
+    assert [spec["workload"]["seed"] for spec in asked] == [7, 8, 7, 8]
+    assert [spec["identity"]["seed"] for spec in asked] == [7, 8, 7, 8]
+    assert [spec["identity"]["iteration"] for spec in asked] == [0, 1, 0, 1]
+    assert len({spec["identity"]["process"] for spec in asked}) == 1
+    assert len({spec["identity"]["run_id"] for spec in asked}) == 4
+    assert [Path(spec["out"]) for spec in asked] == [tmp_path / n / f"run-{k}" for n in "ab" for k in (0, 1)]
+    assert [s.state for s in manifest.latest(tmp_path)] == ["ok", "ok"]
+
+
+@pytest.mark.parametrize("says_so", [True, False])
+def test_a_process_that_ends_early_leaves_a_row_for_each_run_it_owed(two, tmp_path, monkeypatch, says_so):
+    """The second run of the first job fails, with a word or by a crash right after the first was written."""
+
+    def run(specs, log, limits, on_message, env):
+        on_message({"written": True, "run": 0})
+        if says_so:
+            on_message({"phase": "measuring", "run": 1})
+            on_message({"error": "it broke", "run": 1})
+        raise RunFailed("it broke")
+
+    monkeypatch.setattr(jobs, "run_isolated", run)
+    monkeypatch.setattr(store, "is_result", lambda directory: (directory / "runs.parquet").is_file())
+    assert jobs.run_jobs(two) == ["failed", "failed"]
+    assert not (tmp_path / "a" / "run-0" / "runs.parquet").exists()  # its own tables were the child's to write
+    errors = [store.read_result(tmp_path / d)["runs"].iloc[0].error for d in ("a/run-1", "b/run-0", "b/run-1")]
+    assert errors[0] == "it broke"
+    assert errors[1] == errors[2] == "not measured: its process ended in an earlier run: it broke"
+    assert [s.error for s in manifest.latest(tmp_path)] == [errors[0], errors[1]]
