@@ -247,7 +247,8 @@ def _close(plan: Plan) -> int:
         if wrong := gate.failures(judged["runs"], judged["divergences"]):
             failed += wrong
             code = EXIT_FAILED
-        report = write_report(plan.directory)
+        if plan.configs[0]["report"]:
+            report = write_report(plan.directory)
     except Exception as error:  # the numbers are safe on disk; a broken picture must not hide them
         print(f"cb-bench: the report could not be written: {one_line(error)}", file=sys.stderr)
         code = EXIT_FAILED

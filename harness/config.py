@@ -253,6 +253,7 @@ class BenchConfig:
         allow_factorial: vary several declared variables at once, in all combinations.
         dry_run: list the runs with how long each may take, run nothing.
         resume: go on with the newest sweep of this name (or ``hydra.sweep.dir``): measured runs are kept.
+        report: write the page too; false leaves it to ``cb-report``, for a machine that is paid by the second.
         results_dir: folder of results, below the current directory.
     """
 
@@ -268,6 +269,7 @@ class BenchConfig:
     allow_factorial: bool = MISSING
     dry_run: bool = MISSING
     resume: bool = MISSING
+    report: bool = MISSING
     results_dir: str = MISSING
 
 
@@ -275,7 +277,7 @@ MODES = ("auto", "pinned")
 """Whether settings that follow from the variable may move with it, or are frozen to the baseline's resolved values."""
 
 # How a sweep is laid out, which no single run can see. A pinned setting stands in the engine's group.
-_UNMEASURED = frozenset(("hydra", "results_dir", "experiment", "slo", "mode", "allow_factorial", "dry_run", "resume"))
+_UNMEASURED = frozenset(("hydra", "results_dir", "experiment", "slo", "mode", "allow_factorial", "dry_run", "resume", "report"))
 
 
 def config_hash(config: Mapping[str, Any]) -> str:
