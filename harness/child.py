@@ -37,6 +37,10 @@ the process with the engine, that late for a due time, and the stamps of tokens 
 """
 
 
+_SAME_BEGIN = 16
+"""Two prompts with so many equal first ids, or two shorter ones that are equal, are taken for the same."""
+
+
 class Report:
     """Messages to the parent, one JSON object a line. If the parent is gone, this process ends itself.
 
@@ -130,16 +134,18 @@ def serve(specs: Sequence[Mapping[str, Any]], report: Report, clock: Clock) -> b
 
 
 def _refuse_equal(workloads: Sequence[Workload]) -> None:
-    """Raise ValueError where two runs of one process would send the same prompts: the second would find them cached."""
-    seen: set[str] = set()
+    """Raise ValueError where a run of this process would send prompts that begin like an earlier run's: the engine's
+    prefix cache would know them."""
+    seen: dict[tuple[int, ...], str] = {}
     for workload in workloads:
-        if workload.content_hash in seen:
+        begins = {r.prompt_ids[:_SAME_BEGIN] for r in workload.requests}
+        if again := next((b for b in begins if b in seen), None):
             raise ValueError(
-                f"two runs of the workload {workload.name!r} in one process have the same requests (its prompts do not "
-                "depend on a seed), which a prefix cache would know: set measure.runs_per_process=1 and "
-                "measure.share_process=false"
+                f"a prompt of the workload {workload.name!r} begins like one of {seen[again]!r}, measured before it in "
+                "the same process, so a prefix cache would know it: give one of them another workload.seed, or set "
+                "measure.runs_per_process=1 and measure.share_process=false"
             )
-        seen.add(workload.content_hash)
+        seen |= dict.fromkeys(begins, workload.name)
 
 
 def _write(record: RunRecord, out: Path, report: Report) -> bool:

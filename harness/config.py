@@ -277,7 +277,9 @@ MODES = ("auto", "pinned")
 """Whether settings that follow from the variable may move with it, or are frozen to the baseline's resolved values."""
 
 # How a sweep is laid out, which no single run can see. A pinned setting stands in the engine's group.
-_UNMEASURED = frozenset(("hydra", "results_dir", "experiment", "slo", "mode", "allow_factorial", "dry_run", "resume", "report"))
+_UNMEASURED = frozenset(
+    ("hydra", "results_dir", "experiment", "slo", "mode", "allow_factorial", "dry_run", "resume", "report")
+)
 
 
 def config_hash(config: Mapping[str, Any]) -> str:

@@ -262,12 +262,12 @@ def test_a_trace_with_bad_rows_says_so_and_uses_the_others(bench, tmp_path):
 def test_engines_start_once_for_all_workloads_and_iterations(bench, tmp_path):
     """Two engines, two workloads, two runs each: four jobs in two processes."""
     done = bench(
-        "-m", "engine=null,static_waves", "workload=quickstart,mixed_staged", "arrival=burst",
-        "measure.share_process=true", "measure.runs_per_process=2", "experiment.variable=engine",
-        "engine.env={CUBLAS_WORKSPACE_CONFIG: ':16:8'}", "measure.reference_engine=null",
+        "-m", "experiment=peers", "engine=null,static_waves", "workload=nano,staged_20", "measure.runs_per_process=2",
+        "workload.low=4", "workload.high=12", "workload.requests=6", "model=tiny-llama", "measure.warmup_requests=1",
+        "+engine.env.CUBLAS_WORKSPACE_CONFIG=':16:8'", "measure.device=cpu", "measure.torch_threads=1", small=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    root = only((tmp_path / "results" / "sweeps" / "engine").iterdir())
+    root = only((tmp_path / "results" / "sweeps" / "peers").iterdir())
     tables = read_result(root)
     runs = tables["runs"]
     assert (len(runs), set(runs["status"])) == (8, {"ok"})
@@ -281,3 +281,10 @@ def test_engines_start_once_for_all_workloads_and_iterations(bench, tmp_path):
     assert {json.loads(value).get("CUBLAS_WORKSPACE_CONFIG") for value in given} == {":16:8"}
     assert "Several runs of one process" in done.stdout
     assert "Measured in one process, one after the other" in done.stdout
+
+
+def test_prompts_that_a_process_has_measured_before_are_refused(bench):
+    again = ("workload=quickstart,mixed_burst", "measure.share_process=true", "experiment.variable=engine")
+    done = bench("-m", "engine=null", *again)
+    assert done.returncode == 1
+    assert "begins like one of" in done.stderr

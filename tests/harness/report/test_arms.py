@@ -295,7 +295,7 @@ def test_validity_notes(tmp_path: Path, record_maker: Callable, writer: Callable
     assert "sender was late" in text
     assert "Other token ids than the reference: a" in text
     assert "fewer than 662 samples" in text
-    assert "One run an arm" in text
+    assert "One process an arm" in text
 
 
 @pytest.mark.parametrize(
