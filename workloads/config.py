@@ -269,6 +269,7 @@ class BurstsWorkload:
     """Bursts of equal requests, each begun when the one before has ended (``workloads.bursts``).
 
     Attributes:
+        kind, name, seed: as of ``synthetic``.
         sizes: requests in each burst, which is a phase of the workload.
         prompt_tokens, output_tokens: of every request; the ids of all prompts differ.
         pause_s: seconds between a burst's last end and the next one.
