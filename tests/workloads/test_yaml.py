@@ -25,10 +25,25 @@ SYNTHETIC = [
     "shared_prefix",
     "nano",
     "staged",
+    "staged_20",
+    "staged_40",
+    "decode_steps",
     "sessions",
 ]
 FILES = ["azure_2023", "burstgpt", "length_table", "mooncake", "own_trace", "prompts_file", "servegen"]
-ARRIVALS = ["as_recorded", "burst", "closed_loop", "constant", "diurnal", "gamma", "on_off", "poisson", "ramp"]
+ARRIVALS = [
+    "as_recorded",
+    "burst",
+    "closed_loop",
+    "constant",
+    "diurnal",
+    "gamma",
+    "on_off",
+    "poisson",
+    "poisson_20",
+    "poisson_40",
+    "ramp",
+]
 
 
 def composed(*overrides: str) -> DictConfig:
@@ -107,3 +122,11 @@ def test_sizes_scale_by_override() -> None:
 def test_wrong_keys_are_errors(override: str) -> None:
     with pytest.raises(Exception, match=override.split("=")[0].rpartition(".")[2]):
         composed(override)
+
+
+def test_the_two_rates_of_staged_have_prompts_of_their_own() -> None:
+    """One process may measure both, one after the other: nothing of the first may be in its prefix cache."""
+    twenty, forty = built("workload=staged_20"), built("workload=staged_40")
+    assert not {r.prompt_ids[:16] for r in twenty.requests} & {r.prompt_ids[:16] for r in forty.requests}
+    assert twenty.content_hash == built("workload=staged", "arrival.rate=20").content_hash
+    assert twenty.requests[-1].due_s > 1.5 * forty.requests[-1].due_s
