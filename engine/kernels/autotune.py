@@ -68,25 +68,14 @@ class GraphTimer:
         # Of the last round, for their memory pool: one that no graph uses any more cannot be recorded into again.
         self._graphs: list[torch.cuda.CUDAGraph] = []
 
-    def seconds_per_call(
-        self,
-        candidates: Sequence[Sequence[Callable[[], object]]],
-        repeats: int,
-        before: Callable[[], object] | None = None,
-    ) -> list[float]:
+    def seconds_per_call(self, candidates: Sequence[Sequence[Callable[[], object]]], repeats: int) -> list[float]:
         """Median seconds of a call of each candidate.
 
         Args:
             candidates: for each, calls that do the same on buffers of their own (a single buffer would be read from the
                 L2 cache). Each has been called before: nothing is compiled or loaded any more.
             repeats: replays of each, taken in turn.
-            before: runs before each call. What it takes where it runs alone is subtracted, so that what counts is how
-                much longer a chain of both is: a call that begins while its predecessor ends is worth that much more.
         """
-        if before is not None:
-            chains = [[step for call in calls for step in (before, call)] for calls in candidates]
-            *whole, alone = self.seconds_per_call([*chains, [before] * len(candidates[0])], repeats)
-            return [2 * seconds - alone for seconds in whole]
         torch.cuda.synchronize(self._device)
         with torch.cuda.stream(self._stream):
             graphs: list[torch.cuda.CUDAGraph] = []

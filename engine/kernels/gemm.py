@@ -2,9 +2,11 @@
 
 Before serving (`TunedLinear.learning`) the numbers of rows in `ANCHORS` are tuned: torch and the candidates of
 `engine.kernels.gemm_candidates` are timed on the model's own weights, layer after layer, so that they come from memory
-as in a step, each after a norm that writes its inputs: a kernel that is set up and fetches weights meanwhile is the
-faster for it. A number of rows between two anchors that a step brings runs on what won at the larger one. Afterwards
-the choices do not change: a number of rows that was not rehearsed runs on torch.
+as in a step, call upon call. A number of rows between two anchors that a step brings runs on what won at the larger
+one. Afterwards the choices do not change: a number of rows that was not rehearsed runs on torch.
+
+Timed behind a small kernel instead, as in a step, whose time is subtracted, kernels that are set up early look better
+than they are in the step itself: of 64 rows it took 8 % longer with what was chosen so (`docs/performance.md`).
 
 All candidates sum in fp32 and round once; the order of the sums, and with it the last bit, depends on the choice.
 """
@@ -37,11 +39,11 @@ ANCHORS = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1
 """Rows that are tuned. More rows are left to torch."""
 MOST_USED = (256, 1, 128, 64, 32, 8, 16, 192, 96, 4, 48, 2, 512, 1024, 384, 768, 1280)
 """`ANCHORS` in the order in which they are tuned: when time is over, it is what matters less that is left out."""
-TIMED_BYTES = 300 << 20
-"""Bytes of weights that a timed graph reads: some 75 us at an H200's bandwidth, and five times its L2 cache."""
+TIMED_BYTES = 600 << 20
+"""Bytes of weights that a timed graph reads: some 150 us at an H200's bandwidth, and ten times its L2 cache."""
 TIME_LIMIT = 14.0
 """Seconds a start may spend on measuring; what is left then runs on torch, and is measured by the next start."""
-VERSION = 5
+VERSION = 6
 """Of the candidates and the way they are timed: part of a stored choice's key."""
 
 Weights = Sequence[tuple[torch.Tensor, torch.Tensor | None]]
@@ -50,12 +52,7 @@ Weights = Sequence[tuple[torch.Tensor, torch.Tensor | None]]
 class Timer(Protocol):
     """As `engine.kernels.autotune.GraphTimer`."""
 
-    def seconds_per_call(
-        self,
-        candidates: Sequence[Sequence[Callable[[], object]]],
-        repeats: int,
-        before: Callable[[], object] | None = None,
-    ) -> list[float]: ...
+    def seconds_per_call(self, candidates: Sequence[Sequence[Callable[[], object]]], repeats: int) -> list[float]: ...
 
     def close(self) -> None: ...
 
@@ -266,12 +263,11 @@ class TunedLinear:
         calls |= self._sound(problem, self._candidates.names(problem, weights[0][1]), inputs)
         count = min(max(2, -(-TIMED_BYTES // weights[0][0].nbytes)), 64)
         used = [weights[index % len(weights)] for index in range(count)]
-        before = self._candidates.predecessor(inputs)
         times = self._times[problem] = {}
 
         def measure(names: Sequence[str], repeats: int) -> list[float]:
             bound = [[_bind(calls[name], inputs, *pair) for pair in used] for name in names]
-            seconds = self._timer.seconds_per_call(bound, repeats, before)
+            seconds = self._timer.seconds_per_call(bound, repeats)
             times.update(zip(names, seconds, strict=True))
             return seconds
 

@@ -19,7 +19,6 @@ from torch.nn.functional import linear
 
 from engine.kernels.cublaslt import WORKSPACE_LIMIT, Algorithm, CublasError, CublasLt, LtProduct
 from engine.kernels.language import TritonError
-from engine.kernels.norm import rms_norm
 from engine.kernels.paged_decode import multiprocessors
 from engine.kernels.skinny import SkinnyTile, skinny_linear, skinny_tiles
 from engine.kernels.splitk import (
@@ -142,14 +141,6 @@ class LinearCandidates:
         self._shared()
         with ThreadPoolExecutor(COMPILERS) as pool:
             list(pool.map(first, tiles.values()))
-
-    def predecessor(self, inputs: torch.Tensor) -> Callable[[], object] | None:
-        """A small kernel that writes ``inputs``, as comes before a product in a step; None where there is none."""
-        if not self._triton:
-            return None
-        source, weight = inputs.clone(), inputs.new_ones(inputs.shape[1])
-        rms_norm(source, weight, 1e-6, out=inputs)  # compiles it
-        return partial(rms_norm, source, weight, 1e-6, out=inputs)
 
     def _product(self, library: CublasLt, problem: Problem) -> LtProduct:
         return LtProduct(library, problem.rows, problem.columns, problem.depth, self._dtype, problem.biased)

@@ -122,25 +122,6 @@ def test_the_timer_replays_candidates_in_turn_and_keeps_their_memory(monkeypatch
     assert device.pools == 2
 
 
-def test_what_runs_before_a_call_is_subtracted(monkeypatch: pytest.MonkeyPatch) -> None:
-    device = Device()
-    device.install(monkeypatch)
-    order: list[str] = []
-
-    def before() -> None:
-        order.append("before")
-        device.call(0.5)
-
-    def overlapping() -> None:
-        """Takes 2, of which a quarter while its predecessor runs."""
-        order.append("call")
-        device.call(1.75)
-
-    timer = GraphTimer(torch.device("cuda"))
-    assert timer.seconds_per_call([[overlapping] * 3, [lambda: device.call(3.0)] * 3], 3, before) == [1.75, 3.0]
-    assert order[:6] == ["before", "call"] * 3
-
-
 def test_a_call_that_fails_while_it_is_recorded_ends_the_recording(monkeypatch: pytest.MonkeyPatch) -> None:
     device = Device()
     device.install(monkeypatch)

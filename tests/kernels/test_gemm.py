@@ -32,10 +32,7 @@ class Times:
         self.rounds, self.closed, self.now = 0, 0, 0.0
         self.weights: list[int] = []
 
-    def seconds_per_call(
-        self, candidates: Sequence[Sequence[Callable[[], object]]], repeats: int, before: Any = None
-    ) -> list[float]:
-        assert before is None  # no Triton here, no small kernel
+    def seconds_per_call(self, candidates: Sequence[Sequence[Callable[[], object]]], repeats: int) -> list[float]:
         self.rounds += 1
         self.now += 1.0
         return [self._seconds(calls) for calls in candidates]
@@ -221,7 +218,7 @@ def test_without_memory_to_try_others_a_product_stays_torchs(
     host_lt: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     class Short(Times):
-        def seconds_per_call(self, candidates: Any, repeats: int, before: Any = None) -> list[float]:
+        def seconds_per_call(self, candidates: Any, repeats: int) -> list[float]:
             self.now += 1.0
             raise torch.OutOfMemoryError("CUDA out of memory")
 

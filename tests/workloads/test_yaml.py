@@ -124,9 +124,20 @@ def test_wrong_keys_are_errors(override: str) -> None:
         composed(override)
 
 
-def test_the_two_rates_of_staged_have_prompts_of_their_own() -> None:
-    """One process may measure both, one after the other: nothing of the first may be in its prefix cache."""
+def test_the_workloads_of_peers_have_prompts_of_their_own() -> None:
+    """One process measures them all, three times each: nothing of one may be in its prefix cache for another."""
+    seeds = {"nano": 0, "decode_steps": 5, "staged_20": 51, "staged_40": 101}
+    begins = [
+        {r.prompt_ids[:16] for r in built(f"workload={name}", f"workload.seed={seed + iteration}").requests}
+        for name, seed in seeds.items()
+        for iteration in range(3)
+    ]
+    assert len(set().union(*begins)) == sum(map(len, begins))
+    assert {name: composed(f"workload={name}").workload.seed for name in seeds} == seeds
+
+
+def test_the_two_rates_of_staged_are_its_own() -> None:
     twenty, forty = built("workload=staged_20"), built("workload=staged_40")
-    assert not {r.prompt_ids[:16] for r in twenty.requests} & {r.prompt_ids[:16] for r in forty.requests}
-    assert twenty.content_hash == built("workload=staged", "arrival.rate=20").content_hash
+    anchor = built("workload=staged", "arrival.rate=20", "workload.seed=51")
+    assert twenty.content_hash == anchor.content_hash
     assert twenty.requests[-1].due_s > 1.5 * forty.requests[-1].due_s
