@@ -140,12 +140,14 @@ class ContinuousBatchingManager(EngineClient):
         with a warning.
 
         Raises:
-            RuntimeError: the manager was destroyed, or its model has since been changed in a way that the fused forward
-                pass would not see.
+            RuntimeError: the manager was destroyed, its model has since been changed in a way that the fused forward
+                pass would not see, or the calling thread holds a `pause` of a loop that is to end.
         """
         with self._lifecycle:
             self._refuse_if_destroyed()
             if self._thread is not None and (self._intake.stop is not Stop.NO or self._failure is not None):
+                if self._pauses.held_here:
+                    raise RuntimeError("start() inside a pause would wait for itself; leave the pause first")
                 self._thread.join()  # a loop that is on its way out still counts as running
             if self.is_running():
                 logger.warning("start() on a manager that is already running has no effect")
@@ -191,8 +193,10 @@ class ContinuousBatchingManager(EngineClient):
         """
         if self._pauses.held_here:
             raise RuntimeError("stop() inside a pause would wait for itself; leave the pause first")
-        self._intake.close(Stop.HARD if hard_stop else Stop.FLUSH)
+        urgency = Stop.HARD if hard_stop else Stop.FLUSH
+        self._intake.close(urgency)  # now: another stop may be waiting for a loop that this one is to hurry
         with self._lifecycle:
+            self._intake.close(urgency)  # again: a start that was under way has opened it meanwhile
             if block and self._thread is not None:
                 self._thread.join(timeout)
                 if self._thread.is_alive():

@@ -18,6 +18,10 @@ Entry = list[GenerationOutput | None]
 """An output in a queue, alone in its list; None once taken."""
 
 
+_FEW = 64
+"""Taken entries that may stay in the common queue whatever its length."""
+
+
 class OutputRouter:
     """Keeps outputs until they are taken, each exactly once, in order of arrival.
 
@@ -27,6 +31,7 @@ class OutputRouter:
     def __init__(self) -> None:
         self._condition = threading.Condition()
         self._queue: deque[Entry] = deque()
+        self._taken = 0  # entries of the common queue that were taken past its head
         self._by_request: dict[str, deque[Entry]] = {}
         self._handlers: dict[str, tuple[Callable[[GenerationOutput], None], asyncio.AbstractEventLoop]] = {}
 
@@ -85,6 +90,7 @@ class OutputRouter:
                     del self._by_request[request_id]
                 if entry[0] is not None:
                     output, entry[0] = entry[0], None
+                    self._taken += 1
                     self._drop_taken()
                     return True, output
             return False, None
@@ -100,9 +106,11 @@ class OutputRouter:
             over = False
             for entry in waiting:
                 output, entry[0] = entry[0], None
+                self._taken += 1
                 assert output is not None
                 batch.append((callback, output))
                 over = over or output.is_finished()
+            self._drop_taken()
             if not over:
                 self._handlers[request_id] = (callback, loop)
         if batch:
@@ -113,6 +121,7 @@ class OutputRouter:
         with self._condition:
             dropped = sum(entry[0] is not None for entry in self._queue)
             self._queue.clear()
+            self._taken = 0
             self._by_request.clear()
         return dropped
 
@@ -144,6 +153,10 @@ class OutputRouter:
     def _drop_taken(self) -> None:
         while self._queue and self._queue[0][0] is None:
             self._queue.popleft()
+            self._taken -= 1
+        if self._taken > max(len(self._queue) // 2, _FEW):  # behind an output that nobody takes they would pile up
+            self._queue = deque(entry for entry in self._queue if entry[0] is not None)
+            self._taken = 0
 
     def _wait(
         self,

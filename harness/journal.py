@@ -7,7 +7,9 @@ dies at, what came before is whole. The file is gone once the tables are written
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import struct
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
@@ -70,7 +72,9 @@ class Journal:
     def _write(self, facts: Mapping[str, Any], columns: Mapping[str, bytes]) -> None:
         head = {**facts, "columns": {name: len(data) for name, data in columns.items()}}
         frame = b"".join([json.dumps(head, default=str).encode(), b"\n", *columns.values()])
-        self._file.write(_LENGTH.pack(len(frame)) + frame)
+        data = _LENGTH.pack(len(frame)) + frame
+        if self._file.write(data) != len(data):  # a frame behind a torn one would be read as its rest
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._path))
 
 
 def recover(directory: Path) -> RunRecord | None:

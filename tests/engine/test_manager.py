@@ -651,3 +651,40 @@ def test_settings_that_cannot_be_met_are_refused_before_anything_is_allocated(op
     with pytest.raises(ValueError, match="num_blocks=100000000000"):
         open_manager(num_blocks=100_000_000_000)
     assert m1.config._attn_implementation == "eager"
+
+
+def test_a_stop_during_a_start_ends_what_it_started(open_manager: Open) -> None:
+    """`start` opens the intake when the warm-up is over: that must not undo a stop asked for meanwhile."""
+    manager = open_manager(start=False)
+    warming, asked, warmup, close = threading.Event(), threading.Event(), manager.warmup, manager._intake.close
+
+    def slow_warmup() -> None:
+        warming.set()
+        assert asked.wait(5)
+        warmup()
+
+    def noted_close(*arguments: Any) -> None:
+        close(*arguments)
+        asked.set()
+
+    manager.warmup, manager._intake.close = slow_warmup, noted_close
+    starting = started_thread(manager.start)
+    assert warming.wait(5)
+    stopping = started_thread(manager.stop)
+    stopping.join(10)
+    stuck = stopping.is_alive()
+    close(engine.intake.Stop.HARD)
+    starting.join(10)
+    stopping.join(10)
+    assert not stuck
+    assert not manager.is_running()
+
+
+def test_start_inside_a_pause_of_a_loop_that_is_to_end_is_refused(open_manager: Open) -> None:
+    manager = open_manager()
+    with manager.pause():
+        started_thread(lambda: manager.stop(block=False)).join(5)
+        with pytest.raises(RuntimeError, match="leave the pause first"):
+            manager.start()
+    manager.start()
+    assert manager.is_running()

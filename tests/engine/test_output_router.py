@@ -107,3 +107,30 @@ def test_callbacks_get_waiting_outputs_then_new_ones_and_nothing_is_queued(make_
 def test_a_callback_needs_an_event_loop(make_request: Make) -> None:
     with pytest.raises(RuntimeError, match="no running event loop"):
         OutputRouter().handle("a", print)
+
+
+@pytest.mark.parametrize("by_handler", [False, True])
+def test_an_output_that_nobody_takes_does_not_let_others_pile_up_behind_it(
+    make_request: Make, by_handler: bool
+) -> None:
+    router = OutputRouter()
+    router.deliver([output(make_request, "abandoned")])
+
+    async def handled(name: str) -> None:
+        router.handle(name, lambda _: None)
+
+    for i in range(1000):
+        router.deliver([output(make_request, f"r{i}")])
+        if by_handler:
+            asyncio.run(handled(f"r{i}"))
+        else:
+            assert router.take_of(f"r{i}", 0, never) is not None
+        router.deliver([])
+    assert len(router._queue) < 100
+    last = router.take(0, never)
+    assert last is not None
+    assert last.request_id == "abandoned"
+    assert router.is_empty
+    router.deliver([output(make_request, "next")])
+    assert router.take(0, never) is not None
+    assert router.is_empty

@@ -117,3 +117,19 @@ def test_a_journal_replaces_an_earlier_one(fakes, tmp_path):
         Journal(tmp_path / "nowhere", KNOWN, recorder.records())
     Journal(tmp_path, KNOWN, recorder.records())
     assert recover(tmp_path).requests == recorder.records()
+
+
+def test_a_write_that_a_full_disk_cuts_short_is_an_error(fakes, tmp_path, monkeypatch):
+    """A raw file writes what fits and says how much; a frame written behind the torn one would be read as its rest."""
+    recorder = Recorder(fakes.workload([0.0] * 3))
+    journal = Journal(tmp_path, KNOWN, recorder.records())
+    observe(recorder, 0)
+    journal.add(recorder.take_changes(), recorder.t_start_ns, [])
+    whole = recover(tmp_path).requests
+    file = journal._file
+    monkeypatch.setattr(journal, "_file", SimpleNamespace(write=lambda data: file.write(data[:20]), close=file.close))
+    observe(recorder, 1)
+    with pytest.raises(OSError, match=r"No space left"):
+        journal.add(recorder.take_changes(), recorder.t_start_ns, [])
+    journal.close()
+    assert recover(tmp_path).requests == whole
