@@ -10,7 +10,8 @@ from typing import Any
 from engine.admission import Admission, prefix_order
 from engine.intake import QUEUE_PATIENCE_S, Intake
 from engine.output_router import OutputRouter
-from engine.requests import GenerationOutput
+from engine.requests import GenerationOutput, Request
+from engine.step_outputs import Outputs
 
 logger = logging.getLogger(__name__)
 
@@ -183,9 +184,8 @@ class EngineClient(ABC):
 
     # --- the loop's side --------------------------------------------------------------------------------------------
 
-    def _deliver(self, outputs: list[GenerationOutput]) -> None:
+    def _deliver(self, outputs: Outputs, ended: Sequence[Request]) -> None:
         self._router.deliver(outputs)
-        ended = [output.request_id for output in outputs if output.is_finished()]
         if ended:
-            self._intake.ended(ended)
+            self._intake.ended([request.request_id for request in ended])
             self._router.wake()

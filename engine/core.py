@@ -23,8 +23,12 @@ from engine.resolution import ResolvedConfig
 from engine.runner import LaunchedStep, ModelRunner, Transfer
 from engine.scheduler import SCHEDULERS, SchedulerLimits, StepPlan
 from engine.stats import EngineStats, StepRecord
+from engine.step_outputs import Outputs
 
 logger = logging.getLogger(__name__)
+
+Deliver = Callable[[Outputs, Sequence[Request]], None]
+"""Takes outputs, and the requests whose terminal ones are among them."""
 
 
 class EngineCore:
@@ -34,7 +38,7 @@ class EngineCore:
         model: a transformers causal LM in eval mode.
         shape, config: its sizes and the resolved settings.
         stats: where steps are counted.
-        deliver: called once a step with the outputs it produced.
+        deliver: called once a step with the outputs it produced, in order, and the requests whose last are among them.
     """
 
     def __init__(
@@ -43,7 +47,7 @@ class EngineCore:
         shape: ModelShape,
         config: ResolvedConfig,
         stats: EngineStats,
-        deliver: Callable[[list[GenerationOutput]], None],
+        deliver: Deliver,
     ) -> None:
         self.config, self.stats, self._deliver = config, stats, deliver
         self.cache = PagedCache(config.layout, config.num_blocks, config.allow_block_sharing)
@@ -134,7 +138,7 @@ class EngineCore:
         candidates = prefilling or self.scheduler.running
         youngest = next(r for r in reversed(self.scheduler.running.values()) if r.request_id in candidates)
         self._end(youngest, RequestStatus.FAILED, f"oom_{'prefill' if prefilling else 'decode'}: {shortage}")
-        self._deliver([GenerationOutput(youngest)])
+        self._deliver([GenerationOutput(youngest)], [youngest])
         return smaller
 
     def _end_culprits(self, plan: StepPlan, error: Exception) -> None:
@@ -167,7 +171,7 @@ class EngineCore:
             if not request.is_over:
                 logger.warning("request %r fails: %s", request.request_id, cause_of(cause))
                 self._end(request, RequestStatus.FAILED, cause_of(cause))
-                self._deliver([GenerationOutput(request)])
+                self._deliver([GenerationOutput(request)], [request])
         self.drain()
 
     def _launch_only(self, requests: Sequence[Request]) -> bool:
@@ -200,7 +204,7 @@ class EngineCore:
         request = self.requests.get(request_id)
         if request is not None:
             self._end(request, RequestStatus.CANCELLED, reason)
-            self._deliver([GenerationOutput(request)])
+            self._deliver([GenerationOutput(request)], [request])
 
     def fail_all(self, reason: str) -> None:
         """End every live request as failed; blocks are whole again, launched steps are forgotten."""
@@ -209,7 +213,7 @@ class EngineCore:
         for request in requests:
             self._end(request, RequestStatus.FAILED, reason)
         if requests:
-            self._deliver([GenerationOutput(request) for request in requests])
+            self._deliver([GenerationOutput(request) for request in requests], requests)
 
     def _collect(self, launched: LaunchedStep, record: StepRecord, transfer: Transfer | None) -> None:
         tokens, logprobs, tops = launched.wait()
@@ -222,8 +226,11 @@ class EngineCore:
         record.gpu_ms = launched.gpu_ms
         record.restore_ms = None if transfer is None else transfer.restore_ms
         record.step_ms = (time.perf_counter_ns() - record.t_ns) / 1e6
-        if collected.heard:
-            self._deliver([GenerationOutput(request) for request in collected.heard])
+        outputs: Outputs = collected.heard
+        if collected.late:  # they may run again any moment
+            outputs = [*map(GenerationOutput, collected.late), *outputs]
+        if outputs:
+            self._deliver(outputs, [*collected.ended, *(request for request, _ in collected.failed)])
 
     def _end(self, request: Request, status: RequestStatus, error: str | None = None) -> None:
         del self.requests[request.request_id]
@@ -256,7 +263,7 @@ class EngineCore:
             request.admitted_time = now
 
     def _describe(self, plan: StepPlan, launched: LaunchedStep, started: int) -> StepRecord:
-        rows = plan.rows
+        rows, ends = plan.rows, plan.rows.ends
         now = time.perf_counter_ns()
         for request in plan.prefilled:
             if request.decoding_time < 0:  # once: a preempted request prefills again
@@ -272,14 +279,14 @@ class EngineCore:
             padded_rows=launched.padded_rows,
             table_pages=launched.table_pages,
             decode_kernel_rows=launched.decode_kernel_rows,
-            kv_tokens=int(rows.ends.sum()),
+            kv_tokens=int(ends.sum()),
             prefill_pairs=rows.prefill_pairs,
             running=plan.num_running,
             waiting=plan.num_waiting,
             free_blocks=plan.num_available_blocks,
             allocated_blocks=plan.num_allocated_blocks,
             evicted_blocks=plan.num_evicted_blocks,
-            unused_slots=int((-rows.ends % self.config.page_size).sum()) * len(self.config.layout.groups),
+            unused_slots=int((-ends % self.config.page_size).sum()) * len(self.config.layout.groups),
             preempted=plan.num_preempted,
             admission_held=plan.admission_held,
             graph=launched.replayed,

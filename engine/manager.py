@@ -206,7 +206,8 @@ class ContinuousBatchingManager(EngineClient):
                 if not keep_for_next_session:
                     self._release_core()
             if hard_stop and self._thread is None:
-                self._deliver([GenerationOutput(request) for request in self._intake.end_unserved(HARD_STOP)])
+                unserved = self._intake.end_unserved(HARD_STOP)
+                self._deliver([GenerationOutput(request) for request in unserved], unserved)
 
     def join(self, stop_trigger_time: float | None = None, timeout: float | None = None) -> None:
         """Wait for a stopping loop's thread to end."""

@@ -28,7 +28,9 @@ class RequestStatus(IntEnum):
     CANCELLED = 5
 
 
-_OVER = int(RequestStatus.FINISHED)  # a member of an enumeration is slow to look up
+# A member of an enumeration is slow to look up.
+_OVER = int(RequestStatus.FINISHED)
+_DECODING = RequestStatus.DECODING
 
 
 class FinishReason(StrEnum):
@@ -69,14 +71,23 @@ class GenerationOutput:
 
     __slots__ = ("_length", "_request", "preemptions", "recomputed_tokens", "request_id", "status")
 
-    def __init__(self, request: Request) -> None:
+    def __init__(self, request: Request, then: tuple[int, int, int] | None = None) -> None:
+        """
+        Args:
+            request: as it is now, unless ``then`` is given.
+            then: tokens it had, prompt included, ``recomputed_tokens`` and ``preemptions`` at some time at which it
+                decoded on.
+        """
         # Made for each token of a stream, so it notes what may still change and reads the rest when asked.
         self._request = request
-        self._length = len(request.tokens) - request.num_prompt
         self.request_id = request.request_id
-        self.status = request.status
-        self.recomputed_tokens = request.recomputed_tokens
-        self.preemptions = request.preemptions
+        if then is None:
+            length, self.status = len(request.tokens), request.status
+            self.recomputed_tokens, self.preemptions = request.recomputed_tokens, request.preemptions
+        else:
+            self.status = _DECODING
+            length, self.recomputed_tokens, self.preemptions = then
+        self._length = length - request.num_prompt
 
     @property
     def created_time(self) -> float:

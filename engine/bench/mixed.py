@@ -66,7 +66,7 @@ class MixedBench:
         manager = init_continuous_batching(model, GenerationConfig(max_new_tokens=room, do_sample=False), config)
         self.resolved, self._stats, self._decodes = manager.resolved_config, manager.stats, decodes
         self._vocabulary, self._random, self._number = manager.shape.vocab_size, random.Random(0), 0
-        self.core = EngineCore(model, manager.shape, self.resolved, manager.stats, lambda outputs: None)
+        self.core = EngineCore(model, manager.shape, self.resolved, manager.stats, lambda outputs, ended: None)
         self.core.warm_up()
         for _ in range(decodes):
             self._add(16, room)

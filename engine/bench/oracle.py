@@ -109,7 +109,7 @@ class StepwiseEngine:
         self._number = 0
         self.stats = EngineStats()
         self.outputs: list[GenerationOutput] = []
-        self.core = EngineCore(model, shape, resolved, self.stats, self.outputs.extend)
+        self.core = EngineCore(model, shape, resolved, self.stats, lambda outputs, ended: self.outputs.extend(outputs))
         self.core._depth = int(ahead)
 
     def add(self, request_id: str, wish: Wish) -> Request:

@@ -113,7 +113,7 @@ class DecodeBench:
         self.resolved = manager.resolved_config
         self._model, self._shape, self._stats = model, manager.shape, manager.stats
         self._ceilings = ceilings
-        self._core = EngineCore(model, manager.shape, self.resolved, manager.stats, lambda outputs: None)
+        self._core = EngineCore(model, manager.shape, self.resolved, manager.stats, lambda outputs, ended: None)
         self._core.warm_up()
         self._random = random.Random(0)
         self.names: dict[str, float] = {}

@@ -190,9 +190,10 @@ class BatchState:
             positions[span] = where
             kv_slots[:, span] = self._tables[:, slot, where // page] * page + where % page
             first += count
-        ids[first:] = 0
-        positions[first:] = 0
-        kv_slots[:, first:] = self._trash(shape.tokens - first)
+        if first < shape.tokens:
+            ids[first:] = 0
+            positions[first:] = 0
+            kv_slots[:, first:] = self._trash(shape.tokens - first)
         if not shape.prefills:
             return
         # Padding rows have no query and no key: the running sums stand still.

@@ -154,18 +154,18 @@ class Scheduler:
                 logprob, top = None if logprobs is None else logprobs[row], None if tops is None else tops[row]
                 request.append(int(tokens[row]), now, logprob, top)
                 if collected.asks(request) or request.streaming:
-                    collected.heard.append(request)
+                    collected.late.append(request)
             kept = np.flatnonzero(stays)
             rows, tokens = rows.pick(kept), tokens[kept]
             logprobs = None if logprobs is None else [logprobs[row] for row in kept.tolist()]
             tops = None if tops is None else [tops[row] for row in kept.tolist()]
-        told = self.slots.streaming[rows.slots]
+        over = np.zeros(len(rows), dtype=bool)
         for row in np.flatnonzero(self.slots.append(rows, tokens, now, logprobs, tops)).tolist():
-            told[row] |= collected.asks(rows.requests[row])
+            over[row] = collected.asks(rows.requests[row])
         for row in self.slots.to_register(rows.slots).tolist():
             self.cache.register(rows.requests[row])
             self._note_registered(rows.requests[row])
-        collected.heard.extend(compress(rows.requests, told.tolist()))
+        collected.heard = self.slots.outputs(rows, over)
         return collected
 
     def _continue_decodes(self, only: Collection[str] | None) -> None:
@@ -263,6 +263,8 @@ class Scheduler:
             self.running[request.request_id] = request
             request.num_computed = start
             request.status = RequestStatus.PREFILLING
+            if request.preemptions:
+                request.recomputed_tokens += max(0, request.num_lost - start)
             self._occupy(request)
             if kept:
                 self._restored[request.request_id] = restores
@@ -272,8 +274,6 @@ class Scheduler:
             if request.preemptions == 0:
                 request.cached_tokens = cached
                 self._plan.admitted.append(request)
-            else:
-                request.recomputed_tokens += max(0, request.num_lost - start)
             self._take(request, needs)
 
     def _fork(self, parent: Request) -> None:

@@ -9,6 +9,7 @@ import numpy as np
 
 from engine.cache import BlockPairs
 from engine.requests import Request
+from engine.step_outputs import StepOutputs
 
 IN_FLIGHT = -1
 """Stands for an input id that is still on the device: the last token sampled in the row's slot."""
@@ -60,7 +61,7 @@ class StepRows:
     @classmethod
     def none(cls) -> StepRows:
         """No rows."""
-        return cls.of(())
+        return _NO_ROWS
 
     @classmethod
     def of(cls, rows: Iterable[ScheduledRow]) -> StepRows:
@@ -147,6 +148,9 @@ def _ints(values: Iterable[int]) -> np.ndarray:
     return np.fromiter(values, dtype=np.int64)
 
 
+_NO_ROWS = StepRows.of(())
+
+
 @dataclass(slots=True)
 class StepPlan:
     """What one forward pass computes, and what was decided on the way.
@@ -190,19 +194,21 @@ class StepPlan:
         return len(self.forked)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Collected:
     """What the tokens of a step changed. The requests named here still run, or wait: the caller ends them.
 
     Attributes:
         ended: requests that came to their end.
         failed: requests whose own rules for stopping raised, and what. It concerns nobody else.
-        heard: requests with something to hand over, those among them.
+        heard: what there is to hand over of requests that ran when the tokens came.
+        late: requests with something to hand over that did not, because they had been preempted.
     """
 
     ended: list[Request] = field(default_factory=list)
     failed: list[tuple[Request, Exception]] = field(default_factory=list)
-    heard: list[Request] = field(default_factory=list)
+    heard: StepOutputs = field(default_factory=StepOutputs.none)
+    late: list[Request] = field(default_factory=list)
 
     def asks(self, request: Request) -> bool:
         """Ask a request whether its newest token was its last one, and note it if so."""

@@ -17,6 +17,7 @@ from engine.requests import Request, RequestStatus
 from engine.sampling.logprobs import TopTokens
 from engine.scheduler.plan import StepRows
 from engine.slot_counters import SlotCounters
+from engine.step_outputs import StepOutputs
 
 EOS_WIDTH = 4
 """EOS ids of a request that are looked for in arrays. One with more is asked itself after each token."""
@@ -44,6 +45,7 @@ class RunningSlots(SlotCounters):
         register_at: known and computed tokens at which the prefix cache wants to hear of the next page.
         asks: whether to ask the request after each token whether it ends.
         streaming, timed: whether it wants an output for each token, and the time of each.
+        recomputed_tokens, preemptions: as in `engine.requests.Request`; both stand still while it runs.
         eos: [slots, EOS_WIDTH] ids that end it, -1 where it has fewer.
     """
 
@@ -62,6 +64,8 @@ class RunningSlots(SlotCounters):
         self.asks = np.zeros(max_requests, dtype=bool)
         self.streaming = np.zeros(max_requests, dtype=bool)
         self.timed = np.zeros(max_requests, dtype=bool)
+        self.recomputed_tokens = np.zeros(max_requests, dtype=np.int64)
+        self.preemptions = np.zeros(max_requests, dtype=np.int64)
         self.eos = np.full((max_requests, EOS_WIDTH), -1, dtype=np.int64)
         self._free = list(range(max_requests - 1, -1, -1))
         self._stays = 0
@@ -81,7 +85,7 @@ class RunningSlots(SlotCounters):
         self.num_known[slot], self.newest[slot] = len(request.tokens), request.tokens[-1]
         self.decoding[slot] = request.status is RequestStatus.DECODING
         self.pages[slot], self.settled_until[slot], self.register_at[slot] = len(request.tables[0]), 0, NEVER
-        for name, value in _rules(request).items():
+        for name, value in _standing(request).items():
             getattr(self, name)[slot] = value
         request.slot, request.slots = slot, self
 
@@ -119,7 +123,7 @@ class RunningSlots(SlotCounters):
     def requests(self, slots: np.ndarray) -> list[Request]:
         """Owners of occupied slots."""
         owners: list[Any] = self.owners
-        return [owners[slot] for slot in slots.tolist()]
+        return list(map(owners.__getitem__, slots.tolist()))
 
     def prefilling(self) -> list[Request]:
         """Running requests that do not decode yet, oldest first."""
@@ -156,6 +160,24 @@ class RunningSlots(SlotCounters):
         ends: np.ndarray = stops | (known >= self.limit[slots]) | self.asks[slots]
         return ends
 
+    def outputs(self, rows: StepRows, over: np.ndarray) -> StepOutputs:
+        """What consumers are told of rows of requests that run, after their tokens were appended.
+
+        Args:
+            rows: the rows.
+            over: [rows] bool, which of the requests came to their end; they are told whether or not they stream.
+        """
+        told = self.streaming[rows.slots] | over
+        requests, slots = rows.requests, rows.slots
+        if not told.all():
+            heard = np.flatnonzero(told)
+            if not len(heard):
+                return StepOutputs.none()
+            requests, slots, over = [requests[row] for row in heard.tolist()], slots[heard], over[heard]
+        return StepOutputs(
+            requests, self.num_known[slots], self.recomputed_tokens[slots], self.preemptions[slots], over
+        )
+
     def to_register(self, slots: np.ndarray) -> np.ndarray:
         """Places in ``slots`` whose owners have a full page that the prefix cache has not heard of."""
         full = np.minimum(self.num_computed[slots], self.num_known[slots])
@@ -178,16 +200,16 @@ class RunningSlots(SlotCounters):
             "decoding": [request.status is RequestStatus.DECODING for request in running],
             "pages": [len(request.tables[-1]) for request in running],
         }
-        rules = [_rules(request) for request in running]
-        expected.update({name: [rule[name] for rule in rules] for name in rules[0]})
+        standing = [_standing(request) for request in running]
+        expected.update({name: [values[name] for values in standing] for name in standing[0]})
         for name, values in expected.items():
             wrong = np.flatnonzero((getattr(self, name)[slots] != np.array(values)).reshape(len(running), -1).any(1))
             if len(wrong):
                 raise RuntimeError(f"{name} of request {running[wrong[0]].request_id!r} is not what its slot says")
 
 
-def _rules(request: Request) -> dict[str, Any]:
-    """What of a request never changes, by array."""
+def _standing(request: Request) -> dict[str, Any]:
+    """What of a request does not change while it runs, by array."""
     eos = sorted(request.eos_token_ids)[:EOS_WIDTH]
     return {
         "num_prompt": request.num_prompt,
@@ -195,5 +217,7 @@ def _rules(request: Request) -> dict[str, Any]:
         "asks": bool(request.sampling.stop_sequences) or len(request.eos_token_ids) > EOS_WIDTH,
         "streaming": request.streaming,
         "timed": request.timestamps is not None,
+        "recomputed_tokens": request.recomputed_tokens,
+        "preemptions": request.preemptions,
         "eos": eos + [-1] * (EOS_WIDTH - len(eos)),
     }

@@ -104,6 +104,92 @@ def test_callbacks_get_waiting_outputs_then_new_ones_and_nothing_is_queued(make_
     assert router.take(0, never) is again
 
 
+def test_a_reader_that_comes_first_leaves_callbacks_their_order(make_request: Make) -> None:
+    """Each delivery is sorted out by a thread that takes another request's output; the event loop is busy meanwhile."""
+    router = OutputRouter()
+    outputs = [output(make_request, "a", over) for over in (False, False, False, True)]
+    seen: list[GenerationOutput] = []
+
+    def deliver_and_take() -> None:
+        for each in outputs[1:]:
+            router.deliver([each, output(make_request, "b")])
+            assert router.take(0, never).request_id == "b"  # type: ignore[union-attr]
+
+    async def main() -> None:
+        router.deliver(outputs[:1])
+        router.handle("a", seen.append)
+        thread = threading.Thread(target=deliver_and_take)
+        thread.start()
+        thread.join()
+        assert seen == []
+        while len(seen) < 4:
+            await asyncio.sleep(0.001)
+
+    asyncio.run(asyncio.wait_for(main(), 5))
+    assert seen == outputs
+    assert router.is_empty
+
+
+def test_dropping_what_waits_leaves_callbacks_theirs(make_request: Make) -> None:
+    router = OutputRouter()
+    seen: list[str] = []
+
+    async def main() -> None:
+        router.handle("a", lambda o: seen.append(o.request_id))
+        router.deliver([output(make_request, "b"), output(make_request, "a"), output(make_request, "b")])
+        assert router.clear() == 2
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+
+    asyncio.run(asyncio.wait_for(main(), 5))
+    assert seen == ["a"]
+    router.deliver([output(make_request, "b"), output(make_request, "c")])
+    assert router.clear() == 2
+    assert router.is_empty
+
+
+def test_a_closed_event_loop_loses_its_own_only(make_request: Make, caplog: pytest.LogCaptureFixture) -> None:
+    router = OutputRouter()
+
+    async def leave() -> None:
+        router.handle("a", print)
+        router.handle("b", print)
+
+    async def stay() -> list[str]:
+        seen: list[str] = []
+        router.handle("b", lambda o: seen.append(o.request_id))  # in the place of the one before
+        router.deliver([output(make_request, name, over=False) for name in "ab"])
+        router.deliver([output(make_request, name) for name in "ab"])
+        router.deliver([output(make_request, "c")])
+        while len(seen) < 2:
+            await asyncio.sleep(0.001)
+        return seen
+
+    asyncio.run(leave())
+    assert asyncio.run(asyncio.wait_for(stay(), 5)) == ["b", "b"]
+    assert caplog.text.count("1 outputs found their event loop closed") == 2
+    assert router.take(0, never).request_id == "c"  # type: ignore[union-attr]
+    assert router.is_empty
+
+
+def test_a_callback_that_raises_takes_nothing_from_the_others(make_request: Make) -> None:
+    router = OutputRouter()
+    seen: list[str] = []
+    errors: list[dict[str, object]] = []
+
+    async def main() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: errors.append(context))
+        router.handle("a", lambda o: 1 // 0)
+        router.handle("b", lambda o: seen.append(o.request_id))
+        router.deliver([output(make_request, "a"), output(make_request, "b")])
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+
+    asyncio.run(asyncio.wait_for(main(), 5))
+    assert seen == ["b"]
+    assert [type(context["exception"]) for context in errors] == [ZeroDivisionError]
+
+
 def test_a_callback_needs_an_event_loop(make_request: Make) -> None:
     with pytest.raises(RuntimeError, match="no running event loop"):
         OutputRouter().handle("a", print)

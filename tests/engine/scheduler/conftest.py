@@ -126,7 +126,8 @@ class Driver:
             self.scheduler.remove(request)
             request.end(RequestStatus.FINISHED)
             self.finished.append(request.request_id)
-        self.heard += [(r.request_id, len(r.tokens) - r.num_prompt) for r in collected.heard]
+        self.heard += [(r.request_id, len(r.tokens) - r.num_prompt) for r in collected.late]
+        self.heard += [(o.request_id, o.num_generated) for o in collected.heard]
 
 
 def _copy(
