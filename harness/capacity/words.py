@@ -105,26 +105,25 @@ def memory_of_token(size: float) -> str:
 
 
 def validation_rows(frame: pd.DataFrame) -> tuple[Sequence[str], list[list[str]]]:
-    """Predicted against measured, run by run."""
-    header = ("workload", "arm", "metric", "measured", "predicted", "error", "seen by the model")
-    runs = {w: list(dict.fromkeys(rows["run_id"])) for w, rows in frame.groupby("workload")}
-    rows = [
-        [
-            _run_words(str(r["workload"]), runs[r["workload"]], r["run_id"]),
-            UNKNOWN if str(r["arm"]) in ("nan", "<NA>", "None") else str(r["arm"]),
-            str(r["metric"]),
-            number(r["measured"]),
-            number(r["predicted"]),
-            f"{r['error']:+.1%}",
-            "no" if r["held_out"] else "yes",
-        ]
-        for r in frame.to_dict("records")
-    ]
+    """Predicted against measured: medians over the repeats of a condition, what was measured with its range."""
+    header = ("workload", "arm", "runs", "metric", "measured", "predicted", "error", "seen by the model")
+    rows = []
+    for (condition, metric), runs in frame.groupby(["condition", "metric"], sort=False):
+        measured, arm = runs["measured"], str(runs["arm"].iloc[0])
+        between = f" ({number(measured.min())}–{number(measured.max())})" if len(runs) > 1 else ""
+        rows.append(
+            [
+                str(condition),
+                UNKNOWN if arm in ("nan", "<NA>", "None") else arm,
+                str(len(runs)),
+                str(metric),
+                number(measured.median()) + between,
+                number(runs["predicted"].median()),
+                f"{runs['error'].median():+.1%}",
+                "no" if runs["held_out"].all() else "yes",
+            ]
+        )
     return header, rows
-
-
-def _run_words(workload: str, runs: Sequence[str], run_id: str) -> str:
-    return workload if len(runs) == 1 else f"{workload} ({runs.index(run_id) + 1})"
 
 
 def fleet_rows(frame: pd.DataFrame) -> tuple[Sequence[str], list[list[str]]]:

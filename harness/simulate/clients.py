@@ -34,14 +34,12 @@ def serve(
     replicas: Sequence[Replica],
     choose: Choose,
     output_tokens: Mapping[str, int],
-    late_s: float = 0.0,
     send_s: float = 0.0,
 ) -> Sent:
     """Send every request when it falls due, each to the replica chosen for it, and run until all have ended.
 
     Args:
         output_tokens: by request id, tokens until its end where that is not its cap.
-        late_s: from an end in the engine until its client knows.
         send_s: what sending takes: nobody is sent sooner than so long after the one before.
     """
     agenda, sent = Agenda(workload, 0), Sent()
@@ -56,7 +54,7 @@ def serve(
         for i, replica in enumerate(replicas):
             for number in replica.ended[known[i] :]:
                 news, served = True, replica.served[number]
-                name, at = served.request.request_id, (served.ended_s or 0.0) + late_s
+                name, at = served.request.request_id, served.ended_s or 0.0
                 for given_up in agenda.ended(name, served.outcome.ok, round(at * 1e9)):
                     sent.given_up[numbers[given_up]] = f"not sent: {name}, before it in its session, ended otherwise"
             known[i] = len(replica.ended)
@@ -83,10 +81,10 @@ def serve(
 
 def _one_turn(replicas: Sequence[Replica], until_s: float) -> bool:
     """A turn of the replica that is furthest behind; False if none has work before ``until_s``."""
-    busy = [r for r in replicas if r.has_work and r.now_s < until_s]
+    busy = [r for r in replicas if r.has_work and r.begins_s < until_s]
     if not busy:
         return False
-    min(busy, key=lambda r: r.now_s).turn(until_s)
+    min(busy, key=lambda r: r.begins_s).turn(until_s)
     return True
 
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pandas as pd
 
+from engine.runner.buckets import mixed_decodes
 from harness.metrics.observations import BoolArray, FloatArray
 from harness.report.read import Results
 from harness.simulate.nnls import nonnegative_least_squares
@@ -41,6 +42,7 @@ class Observed:
     graph: BoolArray
     tokens: FloatArray
     rows: FloatArray
+    places: FloatArray  # decode rows that a replayed step with prompt tokens has room for; 0 for any other
     keys: FloatArray
     pairs: FloatArray  # NaN where the log does not say
     host: FloatArray
@@ -50,11 +52,12 @@ class Observed:
     tail: FloatArray  # from the launch (or the end of the step before) to the tokens on the host
 
     @classmethod
-    def read(cls, steps: pd.DataFrame, overlapped: bool) -> Observed:
+    def read(cls, steps: pd.DataFrame, overlapped: bool, max_rows: int) -> Observed:
         """The steps of one run's table.
 
         Args:
             overlapped: whether the engine plans a step while the one before it runs (async batching).
+            max_rows: ``max_requests_per_batch``, which the sizes of captured steps depend on.
         """
         known = steps.dropna(subset=["t_s", "step_ms", "schedule_ms", "kind", "kv_tokens"])
         start = _floats(known["t_s"]) * 1000
@@ -64,6 +67,8 @@ class Observed:
         before = np.concatenate(([-np.inf], end[:-1]))
         decode, prefill_tokens = _floats(known["decode_rows"]), _floats(known["prefill_tokens"])
         prefill_rows = _floats(known["prefill_rows"])
+        graph = np.nan_to_num(_floats(known["graph"])) > 0
+        tokens = decode + prefill_tokens + np.nan_to_num(_floats(known["padded_rows"]))
         between = np.full(len(known), np.nan)
         ahead = 2 if overlapped else 1
         if len(known) > ahead:
@@ -77,9 +82,10 @@ class Observed:
         timed = np.isfinite(gpu) & overlapped
         return cls(
             prefill=prefill_rows > 0,
-            graph=np.nan_to_num(_floats(known["graph"])) > 0,
-            tokens=decode + prefill_tokens + np.nan_to_num(_floats(known["padded_rows"])),
+            graph=graph,
+            tokens=tokens,
             rows=decode + prefill_rows,
+            places=_places(graph & (prefill_rows > 0), tokens, decode, max_rows),
             keys=_floats(known["kv_tokens"]),
             pairs=np.where(prefill_rows > 0, _floats(known["prefill_pairs"]), 0.0),
             host=host,
@@ -102,18 +108,20 @@ class Observed:
     def launch_bound(self) -> BoolArray:
         """[steps] that were done as soon as they were launched, kernel by kernel: the device waited for the host, and
         its time is not that of the work."""
-        found: BoolArray = self._outlasted & (self.tail <= _SOON * self.device)
+        found: BoolArray = self.outlasted & (self.tail <= _SOON * self.device)
         return found
 
     @property
     def blocked(self) -> BoolArray:
         """[steps] whose launch waited for the device (a full queue, an allocation): its time is not that of the host's
         work."""
-        found: BoolArray = self._outlasted & (self.tail > _SOON * self.device)
+        found: BoolArray = self.outlasted & (self.tail > _SOON * self.device)
         return found
 
     @property
-    def _outlasted(self) -> BoolArray:
+    def outlasted(self) -> BoolArray:
+        """[steps] launched kernel by kernel for about as long as the device ran: which of the two waited for the other
+        cannot always be told, since an end is only seen after the next launch. The work took no longer than that."""
         found: BoolArray = self.timed & ~self.graph & (self.device <= _OUTLASTS * self.host)
         return found
 
@@ -131,7 +139,8 @@ def fit_steps(results: Results, run_ids: Iterable[str]) -> StepTimeModel:
         if steps.empty:
             notes.append(f"{run_id} has no step log and was left out")
             continue
-        parts.append(Observed.read(steps, bool(setting(results, run_id, "use_async_batching", False))))
+        overlapped = bool(setting(results, run_id, "use_async_batching", False))
+        parts.append(Observed.read(steps, overlapped, int(setting(results, run_id, "max_requests_per_batch", 1))))
     if not parts:
         raise ModelError(f"no step log in {results.directory}: measure with engine=ours, whose runs keep one")
     seen = Observed.joined(parts)
@@ -163,7 +172,9 @@ def fit_steps(results: Results, run_ids: Iterable[str]) -> StepTimeModel:
         residuals.append(residual)
     # By the device's clock a forward pass of so many tokens over so many keys takes what it takes, whatever kind of
     # step it is in and however it was started: what was measured in one kind holds for the others.
-    shared = regress("device", seen, seen.device, seen.timed & ~seen.launch_bound) if timed else None
+    free = seen.timed & ~seen.outlasted
+    told = free if free.sum() >= MIN_STEPS else seen.timed
+    shared = regress("device", seen, seen.device, told) if timed else None
     for kind in kinds:
         of_work = shared or regress("device", seen, seen.device, seen.of_kind(kind))
         device[kind], residual = cost_of(kind, seen, of_work)
@@ -183,16 +194,20 @@ def fit_steps(results: Results, run_ids: Iterable[str]) -> StepTimeModel:
         **{name: sorted({str(v) for v in runs[name].dropna()}) for name in ("model", "device")},
     }
     bound = seen.launch_bound
+    delivery, delivery_row = delivery_ms(results, chosen)
+    sending = send_ms(results, chosen)
     return StepTimeModel(
         host,
         device,
         between,
-        delivery_ms(results, chosen),
+        delivery,
         tuple(residuals),
         source,
         tuple(notes),
         launch_tail_ms=None if not timed else float(np.quantile(seen.tail[bound], 0.1)) if bound.any() else 0.0,
-        send_ms=send_ms(results, chosen),
+        send_ms=sending,
+        wake_ms=wake_ms(results, chosen, sending),
+        delivery_row_ms=delivery_row,
     )
 
 
@@ -203,7 +218,8 @@ class Regression:
     Attributes:
         here: [all steps] which are among them.
         knots: where the piecewise part bends.
-        weights: constant, by segment, row, key and pair.
+        places: numbers of places at which it jumps.
+        weights: constant, by segment, row, key and pair, then by jump.
     """
 
     part: str
@@ -211,6 +227,7 @@ class Regression:
     ms: FloatArray
     columns: FloatArray
     knots: FloatArray
+    places: FloatArray
     weights: FloatArray
 
 
@@ -222,10 +239,15 @@ def regress(part: str, seen: Observed, ms: FloatArray, here: BoolArray, constant
         constant: whether only the number of rows counts, not what is computed for them.
     """
     y = ms[here]
-    tokens, rows, keys, pairs = (getattr(seen, name)[here] for name in ("tokens", "rows", "keys", "pairs"))
+    names = ("tokens", "rows", "keys", "pairs", "places")
+    tokens, rows, keys, pairs, room = (getattr(seen, name)[here] for name in names)
     knots = np.zeros(1) if constant else _knots(tokens, seen.graph[here] & (part == "device"))
     work = 0.0 if constant else 1.0
+    # Room for more decode rows is other attention kernels: the smallest room measured is part of what tokens cost.
+    sizes, counts = np.unique(room[room > 0], return_counts=True)
+    places = np.empty(0) if constant else sizes[1:][counts[1:] >= MIN_STEPS]
     columns = [np.ones_like(y), *(work * s for s in _segments(tokens, knots)), rows, work * keys, work * pairs]
+    columns += [(room >= jump).astype(np.float64) for jump in places]
     a = np.stack(columns, axis=1)
     size = np.maximum(np.abs(a).mean(axis=0), 1e-12)
     scale = np.maximum(y, 0.1 * float(np.median(y)) + 1e-9)
@@ -235,7 +257,7 @@ def regress(part: str, seen: Observed, ms: FloatArray, here: BoolArray, constant
         error = np.abs(a @ x - y) / scale
         limit = 1.5 * max(float(np.median(error)), 1e-3)
         weights = np.sqrt(np.minimum(1.0, limit / np.maximum(error, 1e-12)))
-    return Regression(part, here, y, a, knots, x)
+    return Regression(part, here, y, a, knots, places, x)
 
 
 def cost_of(kind: Kind, seen: Observed, found: Regression) -> tuple[Cost, Residual]:
@@ -253,7 +275,7 @@ def cost_of(kind: Kind, seen: Observed, found: Regression) -> tuple[Cost, Residu
     n = len(knots)
     slopes = x[1 : 1 + n].copy()
     slopes[-1] = beyond(knots, slopes, float(seen.tokens[here].max()))
-    row, key, pair = (float(v) * total for v in x[1 + n :])
+    row, key, pair = (float(v) * total for v in x[1 + n : 4 + n])
     cost = Cost(
         float(x[0]) * total,
         tuple(float(k) for k in knots),
@@ -261,6 +283,8 @@ def cost_of(kind: Kind, seen: Observed, found: Regression) -> tuple[Cost, Residu
         row,
         key,
         pair,
+        tuple(int(p) for p in found.places),
+        tuple(float(v) * total for v in x[4 + n :]),
         tuple(float(r) for r in ranks),
     )
     off = np.abs(fitted * total * cost.mean_ratio - y) / np.maximum(y, 1e-9)
@@ -273,17 +297,32 @@ def cost_of(kind: Kind, seen: Observed, found: Regression) -> tuple[Cost, Residu
     return cost, Residual(found.part, str(kind), int(own.sum()), *errors, spilled, *largest)
 
 
-def delivery_ms(results: Results, run_ids: Iterable[str]) -> float:
-    """Median time from the end of a step to the first tokens it brought, as the client saw them."""
-    delays: list[FloatArray] = []
+def delivery_ms(results: Results, run_ids: Iterable[str]) -> tuple[float, float]:
+    """From the end of a step to the first tokens it brought, as the client saw them: constant, and by row of the step.
+
+    Of few or of always equally large steps nothing is said about rows.
+    """
+    delays, rows = [np.empty(0)], [np.empty(0)]
     for run_id in run_ids:
         steps = results.of_run("steps", run_id).dropna(subset=["t_s", "step_ms"])
         first = _floats(results.of_run("requests", run_id)["t_first_s"].dropna())
-        ends = np.sort(_floats(steps["t_s"]) + _floats(steps["step_ms"]) / 1000)
-        at = np.searchsorted(ends, first, "right") - 1
-        delays.append((first[at >= 0] - ends[at[at >= 0]]) * 1000)
-    known = np.concatenate(delays) if delays else np.empty(0)
-    return float(np.median(known)) if len(known) else 0.0
+        ends = _floats(steps["t_s"]) + _floats(steps["step_ms"]) / 1000
+        order = np.argsort(ends)
+        at = np.searchsorted(ends[order], first, "right") - 1
+        brought = order[at[at >= 0]]
+        delays.append((first[at >= 0] - ends[brought]) * 1000)
+        rows.append((_floats(steps["decode_rows"]) + _floats(steps["prefill_rows"]))[brought])
+    known, size = np.concatenate(delays), np.concatenate(rows)
+    if not len(known):
+        return 0.0, 0.0
+    middle = float(np.median(size))
+    small, large = known[size <= middle], known[size > middle]
+    if len(small) < MIN_STEPS or len(large) < MIN_STEPS:
+        return float(np.median(known)), 0.0
+    # Through the medians of both halves: a late token here and there (another thread ran) does not count.
+    apart = float(np.median(size[size > middle]) - np.median(size[size <= middle]))
+    by_row = max(0.0, float(np.median(large) - np.median(small)) / apart)
+    return max(0.0, float(np.median(known - by_row * size))), by_row
 
 
 def send_ms(results: Results, run_ids: Iterable[str]) -> float:
@@ -295,6 +334,31 @@ def send_ms(results: Results, run_ids: Iterable[str]) -> float:
         waits.append(np.diff(at)[due[1:] < at[:-1]] * 1000)
     known = np.concatenate(waits) if waits else np.empty(0)
     return float(np.median(known)) if len(known) >= MIN_STEPS else 0.0
+
+
+def wake_ms(results: Results, run_ids: Iterable[str], sending_ms: float) -> float:
+    """Median time from a request that was sent to an idle engine (sending it takes ``sending_ms``) to its step."""
+    waits: list[float] = []
+    for run_id in run_ids:
+        steps = results.of_run("steps", run_id).dropna(subset=["t_s", "step_ms"]).sort_values("t_s")
+        sent = np.sort(_floats(results.of_run("requests", run_id)["t_submit_s"].dropna()))
+        begun = _floats(steps["t_s"])
+        ended = np.concatenate(([-np.inf], np.maximum.accumulate(begun + _floats(steps["step_ms"]) / 1000)[:-1]))
+        first = np.searchsorted(sent, ended, "right")
+        # Nobody decodes, and whoever was sent since the last step ended had been waited for.
+        idle = (_floats(steps["decode_rows"]) == 0) & (first < len(sent)) & (ended < begun)
+        came = sent[np.minimum(first, len(sent) - 1)] if len(sent) else begun
+        waits += [float(w) * 1000 for w in (begun - came)[idle & (came <= begun)]]
+    return max(0.0, float(np.median(waits)) - sending_ms) if waits else 0.0
+
+
+def _places(replayed: BoolArray, tokens: FloatArray, decodes: FloatArray, max_rows: int) -> FloatArray:
+    """[steps] decode rows that replayed steps with prompt tokens have room for; 0 where it is none."""
+    found = np.zeros(len(tokens))
+    for i in np.flatnonzero(replayed):
+        rooms = mixed_decodes(int(tokens[i]), max_rows)
+        found[i] = next((room for room in rooms if room >= decodes[i]), rooms[-1])
+    return found
 
 
 def _knots(tokens: FloatArray, replayed: BoolArray) -> FloatArray:

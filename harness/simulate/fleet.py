@@ -118,5 +118,5 @@ def simulate_fleet(
     chooser = make_router(router, setup.layout.page_size)
     rngs = [None if seed is None else np.random.default_rng([seed, i]) for i in range(replicas)]
     fleet = [Replica(setup, model, rng) for rng in rngs]
-    sent = serve(workload, fleet, chooser.choose, {}, model.delivery_ms / 1000, model.send_ms / 1000)
+    sent = serve(workload, fleet, chooser.choose, {}, model.send_ms / 1000)
     return recorded(workload, fleet, sent, model, slo=slo, identity=identity)

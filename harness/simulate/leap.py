@@ -9,46 +9,44 @@ scheduler would have done step by step; a test compares the two.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from engine.scheduler import StepRows
 from engine.scheduler.slots import RunningSlots
+from harness.simulate.state import EngineState
 from harness.simulate.step_log import COLUMNS
 from harness.simulate.step_time import Kind, Work
-
-if TYPE_CHECKING:
-    from harness.simulate.replica import Replica
 
 MIN_STEPS = 3
 """Fewer equal steps than these are not worth it."""
 
 
-def leap(replica: Replica, until_s: float) -> bool:
+def leap(state: EngineState, until_s: float) -> bool:
     """Pass over the equal decode steps that begin before ``until_s``; False, and nothing has changed, if there are
     too few."""
-    scheduler = replica.scheduler
+    scheduler = state.scheduler
     slots = scheduler.slots
     count = len(scheduler.running)
-    if not 0 < count <= scheduler.limits.max_batch_tokens or len(replica.launched) != replica.depth:
+    if not 0 < count <= scheduler.limits.max_batch_tokens or len(state.launched) != state.depth:
         return False
     if scheduler.waiting and count < scheduler.limits.max_requests:
         return False  # the next step may admit somebody
     ready = slots.ready()
     if len(ready) != count:
         return False
-    if replica.depth:
-        before = replica.launched[0].rows
+    if state.depth:
+        before = state.launched[0].rows
         same = len(before) == count and np.array_equal(before.slots, ready)
         if not same or not np.array_equal(before.tenancies, slots.tenancy[ready]):
             return False
         if before.num_decode != count:
             return False
-    steps = _equal_steps(slots, ready, replica.depth)
+    steps = _equal_steps(slots, ready, state.depth)
     if steps < MIN_STEPS:
         return False
-    _pass(replica, ready, steps, until_s)
+    _pass(state, ready, steps, until_s)
     return True
 
 
@@ -64,17 +62,17 @@ def _equal_steps(slots: RunningSlots, ready: np.ndarray, in_flight: int) -> int:
     )
 
 
-def _pass(replica: Replica, ready: np.ndarray, most: int, until_s: float) -> None:
-    model, scheduler, layout = replica.model, replica.scheduler, replica.setup.layout
-    slots, count, depth = scheduler.slots, len(ready), replica.depth
+def _pass(state: EngineState, ready: np.ndarray, most: int, until_s: float) -> None:
+    model, scheduler, layout = state.model, state.scheduler, state.setup.layout
+    slots, count, depth = scheduler.slots, len(ready), state.depth
     first = _rows(slots, ready)
-    kind, padded, width = replica.kind_of(first)
+    kind, padded, width, _ = state.kind_of(first)
     known, keys = model.kind_for(kind), int(first.ends.sum())
-    numbers = replica.numbers_of(first.requests)
-    pending = replica.launched[0] if depth else None
-    times = _run_clock(replica, known, Work(count + padded, count, keys, 0), most, until_s)
+    numbers = state.numbers_of(first.requests)
+    pending = state.launched[0] if depth else None
+    times = _run_clock(state, known, Work(count + padded, count, keys, 0), most, until_s)
     steps = len(times.began_s)
-    largest = replica.largest[known][2]
+    largest = state.largest[known][2]
 
     slots.num_computed[ready] += steps
     slots.num_known[ready] += steps
@@ -82,8 +80,7 @@ def _pass(replica: Replica, ready: np.ndarray, most: int, until_s: float) -> Non
     zeros = [0] * steps
     for request in first.requests:
         request.tokens.extend(zeros)
-    replica.token_numbers.append(np.tile(numbers, steps))
-    replica.token_times.append(np.repeat(times.collected_s, count))
+    state.hand_over(numbers, times.collected_s)
 
     at = np.arange(steps)
     values: dict[str, Any] = {
@@ -98,19 +95,19 @@ def _pass(replica: Replica, ready: np.ndarray, most: int, until_s: float) -> Non
         "unused_slots": (int((-first.ends % layout.page_size).sum()) - at * count) * len(layout.groups),
         "graph": kind.graph,
         "schedule_ms": times.host_ms,
-        "beyond": replica.beyond(known, Work(count + padded, count, keys, 0)) | (keys + at * count > largest),
+        "beyond": state.beyond(known, Work(count + padded, count, keys, 0)) | (keys + at * count > largest),
     }
     table = np.zeros((steps, len(COLUMNS)))
     for name, value in values.items():
         table[:, COLUMNS.index(name)] = value
     if pending is None:
         table[:, -1] = (times.collected_s - times.began_s) * 1000
-        replica.log.add_many(table)
+        state.log.add_many(table)
         return
     # The step launched before is collected in the first turn; the last one launched stays for the next turn.
-    replica.log.add([*pending.log, (times.collected_s[0] - pending.started_s) * 1000])
+    state.log.add([*pending.log, (times.collected_s[0] - pending.started_s) * 1000])
     table[:-1, -1] = (times.collected_s[1:] - times.began_s[:-1]) * 1000
-    replica.log.add_many(table[:-1])
+    state.log.add_many(table[:-1])
     pending.rows, pending.numbers = replace(first, starts=first.starts + steps - 1), numbers
     pending.started_s, pending.ready_s = float(times.began_s[-1]), times.ready_s
     pending.log = table[-1, :-1].tolist()
@@ -126,19 +123,19 @@ class _Times:
     ready_s: float
 
 
-def _run_clock(replica: Replica, kind: Kind, work: Work, most: int, until_s: float) -> _Times:
-    """Let the replica's clock run over up to ``most`` turns whose work grows by a key a row."""
-    model, overlapped = replica.model, replica.depth > 0
+def _run_clock(state: EngineState, kind: Kind, work: Work, most: int, until_s: float) -> _Times:
+    """Let the state's clock run over up to ``most`` turns whose work grows by a key a row."""
+    model, overlapped = state.model, state.depth > 0
     host, device, between = model.host[kind], model.device[kind], model.between
-    ratios = replica.spread.peek((host, device, between), most)
+    ratios = state.spread.peek((host, device, between), most)
     host_ms, device_ms = host.fitted_ms(work), device.fitted_ms(work)
     between_ms = between.fitted_ms(Work(0, work.rows, 0, 0))
     host_more, device_more = host.key_ms * work.rows, device.key_ms * work.rows
     began: list[float] = []
     collected: list[float] = []
     hosts: list[float] = []
-    now, free = replica.now_s, replica.free_s
-    previous = replica.launched[0].ready_s if overlapped else 0.0
+    now, free = state.now_s, state.free_s
+    previous = state.launched[0].ready_s if overlapped else 0.0
     for host_ratio, device_ratio, between_ratio in zip(*ratios, strict=True):
         if began and now >= until_s:
             break
@@ -153,8 +150,8 @@ def _run_clock(replica: Replica, kind: Kind, work: Work, most: int, until_s: flo
         now += between_ms * between_ratio / 1000
         host_ms += host_more
         device_ms += device_more
-    replica.spread.skip(3 * len(began))
-    replica.now_s, replica.free_s = now, free
+    state.spread.skip(3 * len(began))
+    state.now_s, state.free_s = now, free
     return _Times(np.array(began), np.array(collected), np.array(hosts), free)
 
 

@@ -7,63 +7,28 @@ scheduler and cache; only the forward pass and the tokens' values are missing.
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Sequence
-from dataclasses import dataclass
-
 import numpy as np
 
 from engine.requests import Request, RequestStatus
 from engine.sampling.params import SamplingParams
-from engine.scheduler import StepPlan, StepRows
+from engine.scheduler import StepPlan
 from harness.record import Outcome
 from harness.simulate.leap import leap
-from harness.simulate.setup import EngineSetup, step_shape
-from harness.simulate.step_log import StepLog
-from harness.simulate.step_time import Cost, Kind, Spread, StepTimeModel, Work
+from harness.simulate.setup import EngineSetup
+from harness.simulate.state import EngineState, Launched, Served
+from harness.simulate.step_time import StepTimeModel, Work
 from workloads.workload import ScheduledRequest
 
 _GREEDY = SamplingParams()
 _NO_EOS: frozenset[int] = frozenset()
 
 
-@dataclass(slots=True)
-class Served:
-    """What became of a request; times in s on the virtual clock."""
-
-    number: int
-    request: Request
-    sent_s: float
-    admitted_s: float | None = None
-    ended_s: float | None = None
-    outcome: Outcome = Outcome.UNFINISHED
-    error: str | None = None
-
-
-@dataclass(slots=True)
-class Launched:
-    """A step that was launched and not collected yet."""
-
-    rows: StepRows
-    numbers: np.ndarray
-    started_s: float
-    ready_s: float
-    log: list[float]
-
-
-class Replica:
+class Replica(EngineState):
     """A simulated engine that serves requests sent to it.
 
     Args:
-        setup: its settings.
-        model: how long its steps take.
-        rng: draws what the model does not explain; None = every step takes its expected time.
+        setup, model, rng: as of :class:`EngineState`.
         leap: pass over equal decode steps at once (the result is the same, see :mod:`harness.simulate.leap`).
-
-    Attributes:
-        now_s: its clock.
-        served: by number, what became of each request sent to it.
-        ended: numbers of the requests that ended, in order.
     """
 
     def __init__(
@@ -73,34 +38,25 @@ class Replica:
         rng: np.random.Generator | None = None,
         leap: bool = True,
     ) -> None:
-        self.setup, self.model, self.scheduler = setup, model, setup.scheduler()
-        self.now_s = 0.0
-        self.log = StepLog()
-        self.served: dict[int, Served] = {}
-        self.ended: list[int] = []
-        self.launched: deque[Launched] = deque()
-        self.depth = 1 if setup.overlapped else 0
-        self.inbox: deque[Served] = deque()
-        self.free_s = 0.0  # when the device has nothing left to do
-        self.buckets = setup.buckets()
-        self.spread = Spread(rng)
-        self._by_id: dict[str, Served] = {}
+        super().__init__(setup, model, rng)
         self._leaps = leap
-        costs = [*model.host.values(), *model.device.values(), model.between]
-        self.means = {cost: cost.mean_ratio for cost in costs}
-        self.largest = model.largest()
         self.preemptions = self.prefix_query_tokens = self.prefix_hit_tokens = 0
-        self.token_numbers: list[np.ndarray] = []
-        self.token_times: list[np.ndarray] = []
 
     @property
     def has_work(self) -> bool:
         return bool(self.scheduler.has_work or self.launched or self.inbox)
 
     @property
+    def begins_s(self) -> float:
+        """When its next turn begins; an idle engine sleeps until it has seen a request and woken."""
+        if self.scheduler.has_work or self.launched or not self.inbox:
+            return self.now_s
+        return max(self.now_s, self._seen_s(self.inbox[0]) + self.model.wake_ms / 1000)
+
+    @property
     def outstanding(self) -> int:
         """Requests sent to it that have not ended."""
-        return len(self._by_id)
+        return len(self.by_id)
 
     def send(self, number: int, wanted: ScheduledRequest, at_s: float, output_tokens: int | None = None) -> None:
         """A client sends a request; the loop takes it in at its next turn.
@@ -119,18 +75,17 @@ class Replica:
             self.ended.append(number)
             return
         self.inbox.append(served)
-        self._by_id[request.request_id] = served
+        self.by_id[request.request_id] = served
 
     def advance(self, until_s: float) -> None:
         """Run every turn that begins before ``until_s``."""
-        while self.has_work and self.now_s < until_s:
+        while self.has_work and self.begins_s < until_s:
             self.turn(until_s)
 
     def turn(self, until_s: float) -> None:
         """One turn of the loop, or several equal ones."""
-        if not self.scheduler.has_work and not self.launched:
-            self.now_s = max(self.now_s, self.inbox[0].sent_s)
-        while self.inbox and self.inbox[0].sent_s <= self.now_s:
+        self.now_s = self.begins_s
+        while self.inbox and self._seen_s(self.inbox[0]) <= self.now_s:
             self.scheduler.add(self.inbox.popleft().request)
         if self._leaps and not self.inbox and leap(self, until_s):
             return
@@ -145,40 +100,22 @@ class Replica:
             raise RuntimeError("the scheduler has requests but can run none of them")
         self.now_s += self.ms(self.model.between, Work(0, len(plan.rows), 0, 0)) / 1000
 
-    def ms(self, cost: Cost, work: Work) -> float:
-        """Time of a part of a step, spread included."""
-        return cost.fitted_ms(work) * self.spread.draw(cost, self.means[cost])
-
-    def beyond(self, kind: Kind, work: Work) -> bool:
-        """Whether a step is larger than any of its kind that was measured."""
-        tokens, rows, keys = self.largest[kind]
-        return work.tokens > tokens or work.rows > rows or work.keys > keys
-
-    def numbers_of(self, requests: Sequence[Request]) -> np.ndarray:
-        """[requests] the numbers they were sent with."""
-        return np.array([self._by_id[r.request_id].number for r in requests], dtype=np.int64)
-
-    def kind_of(self, rows: StepRows) -> tuple[Kind, int, int]:
-        """Kind of a step, query tokens it is padded by, and pages of its block tables."""
-        shape = step_shape(rows, len(self.setup.layout.groups))
-        bucket = None if self.buckets is None else self.buckets.find(shape)
-        prefill = rows.num_decode < len(rows)
-        if bucket is None:
-            return Kind(prefill, False), 0, shape.width
-        return Kind(prefill, True), bucket.tokens - shape.tokens, bucket.width
+    def _seen_s(self, served: Served) -> float:
+        """When the loop can see a request: its client has to hand it over first."""
+        return served.sent_s + self.model.send_ms / 1000
 
     def _note(self, plan: StepPlan) -> None:
         self.preemptions += plan.num_preempted
         self.prefix_query_tokens += plan.prefix_query_tokens
         self.prefix_hit_tokens += plan.prefix_hit_tokens
         for request in plan.admitted:
-            self._by_id[request.request_id].admitted_s = self.now_s
+            self.by_id[request.request_id].admitted_s = self.now_s
 
     def _launch(self, plan: StepPlan, started: float) -> None:
         rows, page = plan.rows, self.setup.layout.page_size
-        kind, padded, width = self.kind_of(rows)
+        kind, padded, width, places = self.kind_of(rows)
         ends, tokens = rows.ends, int(rows.counts.sum())
-        work = Work(tokens + padded, len(rows), int(ends.sum()), rows.prefill_pairs if kind.prefill else 0)
+        work = Work(tokens + padded, len(rows), int(ends.sum()), rows.prefill_pairs if kind.prefill else 0, places)
         known = self.model.kind_for(kind)
         host_ms = self.ms(self.model.host[known], work)
         self.now_s += host_ms / 1000
@@ -216,12 +153,13 @@ class Replica:
         self.now_s = max(self.now_s, step.ready_s)
         collected = self.scheduler.collect(step.rows, np.zeros(len(step.rows), dtype=np.int64), self.now_s)
         self.log.add([*step.log, (self.now_s - step.started_s) * 1000])
-        self.token_numbers.append(step.numbers)
-        self.token_times.append(np.full(len(step.numbers), self.now_s))
+        got_s = self.now_s
+        if len(step.numbers):
+            got_s = float(self.hand_over(step.numbers, np.array([self.now_s]))[0])
         for request in collected.ended:
             self.scheduler.cache.register(request)
             self.scheduler.remove(request)
             request.end(RequestStatus.FINISHED)
-            served = self._by_id.pop(request.request_id)
-            served.ended_s, served.outcome = self.now_s, Outcome.OK_LENGTH
+            served = self.by_id.pop(request.request_id)
+            served.ended_s, served.outcome = got_s, Outcome.OK_LENGTH
             self.ended.append(served.number)

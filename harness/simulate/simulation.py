@@ -11,8 +11,9 @@ import numpy as np
 from harness.deliveries import split
 from harness.record import ConfigValue, Outcome, RequestRecord, RunRecord
 from harness.simulate.clients import Sent, serve
-from harness.simulate.replica import Replica, Served
+from harness.simulate.replica import Replica
 from harness.simulate.setup import EngineSetup
+from harness.simulate.state import Served
 from harness.simulate.step_time import StepTimeModel
 from harness.slo import Slo
 from workloads.workload import Workload
@@ -46,7 +47,6 @@ def simulate(
         [replica],
         lambda wanted, replicas: 0,
         output_tokens or {},
-        model.delivery_ms / 1000,
         model.send_ms / 1000,
     )
     return recorded(workload, [replica], sent, model, slo=slo, identity=identity)
@@ -67,9 +67,8 @@ def recorded(
         served |= replica.served
     numbers = np.concatenate([n for r in replicas for n in r.token_numbers] or [np.empty(0, np.int64)])
     times_s = np.concatenate([t for r in replicas for t in r.token_times] or [np.empty(0)])
-    late_s = model.delivery_ms / 1000
     none = np.zeros(len(numbers), dtype=np.int64)
-    columns = {"requests": numbers, "times_ns": _ns(times_s + late_s), "sizes": none + 1, "ids_seen": none, "ids": none}
+    columns = {"requests": numbers, "times_ns": _ns(times_s), "sizes": none + 1, "ids_seen": none, "ids": none}
     columns["ids"] = none[:0]
     deliveries = split(len(workload), columns)
     requests = []
@@ -89,7 +88,7 @@ def recorded(
                 t_sched_ns=sent.due_ns[number],
                 t_submit_ns=round(s.sent_s * 1e9),
                 t_admit_ns=None if s.admitted_s is None else round(s.admitted_s * 1e9),
-                t_done_ns=None if s.ended_s is None else round((s.ended_s + late_s) * 1e9),
+                t_done_ns=None if s.ended_s is None else round(s.ended_s * 1e9),
                 chunks=deliveries[number],
                 outcome=s.outcome,
                 error=s.error,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,36 @@ def measured_runs(results: Results) -> list[str]:
     ]
     logged = set(results.tables["steps"]["run_id"])
     return [str(r) for r in wanted["run_id"] if r in logged]
+
+
+def conditions(results: Results) -> dict[str, list[str]]:
+    """Measured runs by what was measured: the same workload, but for its seed, at the same arm. Repeats, and the
+    iterations of one process (each with a seed of its own), are no independent runs.
+
+    The name of a condition is its workload's, with its arm or its first run where that alone does not tell it apart.
+    """
+    runs = results.runs.set_index("run_id")
+    found: dict[tuple[str, ...], list[str]] = {}
+    for run_id in measured_runs(results):
+        row = runs.loc[run_id]
+        key = (_without_seeds(workload_spec(results, run_id)) or str(row["workload_hash"]), str(row["variable"]))
+        found.setdefault((*key, str(row["arm"])), []).append(run_id)
+    names = [str(runs.loc[ids[0], "workload"]) for ids in found.values()]
+    if len(set(names)) < len(names):
+        names = [f"{name} {key[-1]}" for name, key in zip(names, found, strict=True)]
+    if len(set(names)) < len(names):
+        names = [ids[0] for ids in found.values()]
+    return dict(zip(names, found.values(), strict=True))
+
+
+def _without_seeds(spec: Mapping[str, Any] | None) -> str | None:
+    if spec is None:
+        return None
+    parts = {
+        k: {n: v for n, v in part.items() if n != "seed"} if isinstance(part, dict) else part
+        for k, part in spec.items()
+    }
+    return json.dumps(parts, sort_keys=True)
 
 
 def workload_spec(results: Results, run_id: str) -> dict[str, Any] | None:

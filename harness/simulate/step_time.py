@@ -1,9 +1,10 @@
 """How long a step takes: a cost for the host's part, one for the device's, and what lies between two turns.
 
 A cost is a sum of what a step does, each with a weight that is never negative: a constant, query tokens (padding
-included; piecewise linear, since a larger product of matrices is cheaper by the token), rows, keys read, and pairs of
-a prompt's query and key. Costs are fitted (:mod:`harness.simulate.fit`) for each kind of step apart: with or without
-prompt tokens, replayed from a captured graph or launched kernel by kernel.
+included; piecewise linear, since a larger product of matrices is cheaper by the token), rows, keys read, pairs of a
+prompt's query and key, and the decode rows that a captured step with prompt tokens has room for. Costs are fitted
+(:mod:`harness.simulate.fit`) for each kind of step apart: with or without prompt tokens, replayed from a captured graph
+or launched kernel by kernel.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import numpy as np
 
 from harness.metrics.observations import FloatArray
 
-FORMAT = 2
+FORMAT = 3
 """Of the model's JSON file."""
 
 
@@ -46,12 +47,14 @@ KINDS = tuple(Kind(prefill, graph) for prefill in (False, True) for graph in (Fa
 
 
 class Work(NamedTuple):
-    """What a step does: query tokens with padding, rows without, keys read by all rows, pairs of prompt rows."""
+    """What a step does: query tokens with padding, rows without, keys read by all rows, pairs of prompt rows, and
+    decode rows that the captured step has room for beside prompt tokens (0 for any other step)."""
 
     tokens: int
     rows: int
     keys: int
     pairs: int
+    places: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +64,7 @@ class Cost:
     Attributes:
         base_ms, row_ms, key_ms, pair_ms: constant, and by unit of work.
         knots, slopes: ascending token counts from 0, and ms a token behind each.
+        places, place_ms: ascending numbers of places, and the ms that so many or more cost beyond fewer.
         ratios: measured / fitted at evenly spaced ranks, ascending: the spread that the work does not explain.
     """
 
@@ -70,6 +74,8 @@ class Cost:
     row_ms: float = 0.0
     key_ms: float = 0.0
     pair_ms: float = 0.0
+    places: tuple[int, ...] = ()
+    place_ms: tuple[float, ...] = ()
     ratios: tuple[float, ...] = (1.0,)
 
     @property
@@ -92,6 +98,7 @@ class Cost:
             + self.row_ms * work.rows
             + self.key_ms * work.keys
             + self.pair_ms * work.pairs
+            + sum(ms for places, ms in zip(self.places, self.place_ms, strict=True) if work.places >= places)
         )
 
 
@@ -126,14 +133,16 @@ class StepTimeModel:
         host: from the start of scheduling until the step is launched, by kind.
         device: from then (or from the end of the step before, if that is later) until its tokens are on the host.
         between: from there until the next turn of the loop begins: outputs handed over, requests taken in.
-        delivery_ms: from the tokens on the host to a client that can use them.
+        delivery_ms, delivery_row_ms: from the tokens on the host to a client that can use them: constant, and by row
+            of the step, since the outputs of a step are handed over one after the other.
         residuals: of every cost.
         source: what it was fitted to (run ids, model, device).
         notes: what the logs did not hold, in words.
         launch_tail_ms: from a step's last launch to its tokens on the host, if the device has nothing else to do: a
             step launched kernel by kernel begins with its first launch and ends no earlier. None where the device's
             time was not told apart from that of launching: it then begins after the launch.
-        send_ms: what sending a request takes a client that is behind.
+        send_ms: what sending a request takes: so long until the engine can see it and the client can send the next.
+        wake_ms: from a request that an idle engine can see until it begins its step.
     """
 
     host: Mapping[Kind, Cost]
@@ -145,6 +154,8 @@ class StepTimeModel:
     notes: tuple[str, ...] = ()
     launch_tail_ms: float | None = None
     send_ms: float = 0.0
+    wake_ms: float = 0.0
+    delivery_row_ms: float = 0.0
 
     def kind_for(self, kind: Kind) -> Kind:
         """The fitted kind that stands for ``kind``: itself, or the same work started the other way.
@@ -171,6 +182,10 @@ class StepTimeModel:
             return max(free_ms, launched_ms) + device_ms
         return max(max(free_ms, begun_ms) + device_ms, launched_ms + self.launch_tail_ms)
 
+    def late_s(self, rows: int) -> float:
+        """From the tokens of a step on the host to clients that can use them, in s."""
+        return (self.delivery_ms + self.delivery_row_ms * rows) / 1000
+
     def largest(self) -> dict[Kind, tuple[int, int, int]]:
         """By kind, most tokens, rows and keys of a measured step; beyond them the fit is extrapolated."""
         return {
@@ -190,6 +205,8 @@ class StepTimeModel:
             "notes": list(self.notes),
             "launch_tail_ms": self.launch_tail_ms,
             "send_ms": self.send_ms,
+            "wake_ms": self.wake_ms,
+            "delivery_row_ms": self.delivery_row_ms,
         }
         return json.dumps(content, indent=1)
 
@@ -218,6 +235,8 @@ class StepTimeModel:
                 tuple(content["notes"]),
                 content["launch_tail_ms"],
                 content["send_ms"],
+                content["wake_ms"],
+                content["delivery_row_ms"],
             )
         except (KeyError, TypeError, AttributeError, json.JSONDecodeError) as error:
             raise ModelError(

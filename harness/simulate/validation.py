@@ -15,7 +15,7 @@ from harness.report.read import Results
 from harness.simulate.fit import STALL, fit_steps
 from harness.simulate.setup import SetupError, read_setup
 from harness.simulate.simulation import simulate
-from harness.simulate.source import measured_runs, output_lengths, workload_of_run
+from harness.simulate.source import conditions, output_lengths, workload_of_run
 from harness.simulate.step_time import Kind, ModelError, StepTimeModel, Work
 
 METRICS = ("gen_tok_s", "ttft_p50_ms", "ttft_p95_ms", "itl_p50_ms", "itl_p99_ms")
@@ -35,8 +35,8 @@ class Validation:
     """Predicted and measured metrics.
 
     Attributes:
-        rows: one a run and metric: run_id, workload, arm, metric, measured, predicted, error (relative, signed),
-            held_out (whether the model had not seen the run).
+        rows: one a run and metric: condition (:func:`harness.simulate.source.conditions`), run_id, workload, arm,
+            metric, measured, predicted, error (relative, signed), held_out (whether the model had not seen the run).
         notes: what could not be compared, in words.
     """
 
@@ -70,7 +70,7 @@ class Validation:
 def validate(results: Results, say: Callable[[str], None] | None = None) -> Validation:
     """Predict each measured run from a model fitted to the others.
 
-    A fold holds the runs of one workload at one arm, repeats together: a repeat is no independent run.
+    A fold holds the runs of one condition (:func:`harness.simulate.source.conditions`).
 
     Args:
         say: told the id of each run before it is predicted.
@@ -78,44 +78,53 @@ def validate(results: Results, say: Callable[[str], None] | None = None) -> Vali
     Raises:
         ModelError: nothing in ``results`` can be fitted.
     """
-    runs = measured_runs(results)
-    if not runs:
+    folds = conditions(results)
+    if not folds:
         raise ModelError(f"{results.directory} holds no measured run of engine ours with a step log")
-    keys = results.runs.set_index("run_id")[["workload_hash", "variable", "arm"]].astype(str)
-    folds: dict[tuple[str, ...], list[str]] = {}
-    for run_id in runs:
-        folds.setdefault(tuple(keys.loc[run_id]), []).append(run_id)
     frames, notes = [], []
-    for held in folds.values():
-        others = [r for r in runs if r not in held]
+    for name, held in folds.items():
+        others = [r for runs in folds.values() if runs is not held for r in runs]
+        try:
+            model = fit_steps(results, others or held)
+        except ModelError as error:
+            notes += [f"{run_id} is not predicted: {error}" for run_id in held]
+            continue
         for run_id in held:
             if say is not None:
                 say(run_id)
             try:
-                model = fit_steps(results, others or held)
-                frames.append(compare(results, run_id, model, bool(others)))
+                frames.append(compare(results, run_id, model, bool(others)).assign(condition=name))
             except (ModelError, SetupError) as error:
                 notes.append(f"{run_id} is not predicted: {error}")
             else:
                 notes += stalls(results, run_id, model)
-    columns = ["run_id", "workload", "arm", "metric", "measured", "predicted", "error", "held_out"]
-    rows = pd.concat(frames, ignore_index=True) if frames else pd.DataFrame(columns=columns)
+    columns = ["condition", "run_id", "workload", "arm", "metric", "measured", "predicted", "error", "held_out"]
+    rows = pd.concat(frames, ignore_index=True)[columns] if frames else pd.DataFrame(columns=columns)
     return Validation(rows.astype({"held_out": bool}), tuple(dict.fromkeys(notes)))
 
 
-def splits(results: Results, fitted: int) -> Iterator[tuple[tuple[str, ...], pd.DataFrame]]:
-    """Every choice of ``fitted`` measured runs, and the rows of :class:`Validation` of the runs that are left.
+def splits(results: Results, fitted: int) -> Iterator[tuple[tuple[str, ...], dict[str, pd.DataFrame]]]:
+    """Every choice of ``fitted`` conditions to fit to, and by name of the others the rows of :class:`Validation`.
 
     Raises:
         ModelError: a choice cannot be fitted; ValueError: nothing would be left to predict.
     """
-    runs = measured_runs(results)
-    if not 0 < fitted < len(runs):
-        raise ValueError(f"a split of {len(runs)} measured runs fits 1 to {len(runs) - 1} of them, asked for {fitted}")
-    for chosen in combinations(runs, fitted):
-        model = fit_steps(results, chosen)
-        left = [compare(results, run_id, model, True) for run_id in runs if run_id not in chosen]
-        yield chosen, pd.concat(left, ignore_index=True)
+    folds = conditions(results)
+    if not 0 < fitted < len(folds):
+        raise ValueError(
+            f"a split of {len(folds)} conditions (workloads at an arm, whatever their seeds) fits 1 to "
+            f"{len(folds) - 1} of them, asked for {fitted}"
+        )
+    for chosen in combinations(folds, fitted):
+        model = fit_steps(results, [run_id for name in chosen for run_id in folds[name]])
+        yield (
+            chosen,
+            {
+                name: pd.concat([compare(results, run_id, model, True) for run_id in runs], ignore_index=True)
+                for name, runs in folds.items()
+                if name not in chosen
+            },
+        )
 
 
 def compare(results: Results, run_id: str, model: StepTimeModel, held_out: bool) -> pd.DataFrame:

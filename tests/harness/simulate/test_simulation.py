@@ -70,6 +70,24 @@ def test_a_client_sends_one_after_the_other(by_hand: SimpleNamespace) -> None:
     assert list(record.steps["prefill_rows"]) == [1, 1, 1]
 
 
+def test_an_idle_engine_wakes_and_finds_who_came_meanwhile(by_hand: SimpleNamespace) -> None:
+    """Half a ms to send, 1.5 to wake: at 2 ms the first step begins, with the second request, which was sent at 1."""
+    model = replace(by_hand.model(), send_ms=0.5, wake_ms=1.5)
+    record = simulate(by_hand.workload((0.0, 5, 1), (0.001, 3, 1), (0.5, 3, 1)), by_hand.setup(), model)
+    assert list(record.steps["prefill_rows"]) == [2, 1]
+    assert [times_ms(record, i) for i in range(3)] == [[5.0], [5.0], [505.0]]
+
+
+def test_outputs_are_handed_over_one_after_the_other(by_hand: SimpleNamespace) -> None:
+    """A quarter of a ms a row: two tokens of the first step, at 3 ms, are seen half a ms later. With 10 ms a row those
+    are seen at 23 ms, and the token of the next step (one row, at 6.5 ms) no sooner."""
+    for by_row, expected in ((0.25, ([3.5], [3.5, 6.75])), (10.0, ([23.0], [23.0, 23.0]))):
+        model = replace(by_hand.model(), delivery_row_ms=by_row)
+        record = simulate(by_hand.workload((0.0, 5, 1), (0.0, 4, 2)), by_hand.setup(), model)
+        assert times_ms(record, 0) + times_ms(record, 1) == pytest.approx(expected[0] + expected[1])
+        assert record.requests[0].t_done_ns == round(expected[0][0] * 1e6)
+
+
 def test_an_idle_engine_waits_for_the_next_request(by_hand: SimpleNamespace) -> None:
     record = simulate(by_hand.workload((0.0, 5, 1), (0.5, 5, 1)), by_hand.setup(), by_hand.model())
     assert times_ms(record, 1) == pytest.approx([503.0])
@@ -120,9 +138,8 @@ def test_leaps_change_nothing(
     """Also where blocks are short and requests are preempted, with sliding layers, and with a drawn spread."""
     workload = by_hand.workload(*sorted(given_requests))
     setup = by_hand.setup((None, window), 16, num_blocks=blocks, overlapped=overlapped)
-    runs = [
-        simulate(workload, setup, by_hand.true_model, np.random.default_rng(seed), leap=leap) for leap in (True, False)
-    ]
+    model = replace(by_hand.true_model, send_ms=0.1, wake_ms=0.4, delivery_row_ms=0.01)
+    runs = [simulate(workload, setup, model, np.random.default_rng(seed), leap=leap) for leap in (True, False)]
     assert [times_ms(runs[0], i) for i in range(len(workload))] == [times_ms(runs[1], i) for i in range(len(workload))]
     assert runs[0].counters == runs[1].counters
     for name in runs[0].steps:

@@ -11,9 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from engine.runner.batch import StepShape
+from engine.runner.buckets import StepBuckets
 from harness.report.read import Results, read_results
 from harness.simulate import ModelError, StepTimeModel, fit_steps
-from harness.simulate.fit import Observed, beyond
+from harness.simulate.fit import Observed, beyond, cost_of, delivery_ms, regress, wake_ms
 from harness.simulate.nnls import nonnegative_least_squares
 from harness.simulate.step_time import KINDS, Cost, Kind, Spread, Work
 from harness.simulate.validation import stalls
@@ -38,7 +40,7 @@ def test_draws_ahead_are_the_draws() -> None:
 
 def test_the_file_gives_back_the_model(by_hand: SimpleNamespace) -> None:
     assert StepTimeModel.from_json(by_hand.true_model.to_json()) == by_hand.true_model
-    for text in ("{}", "no json", by_hand.true_model.to_json().replace('"format": 2', '"format": 9')):
+    for text in ("{}", "no json", by_hand.true_model.to_json().replace('"format": 3', '"format": 9')):
         with pytest.raises(ModelError, match="fit"):
             StepTimeModel.from_json(text)
 
@@ -91,7 +93,7 @@ def test_overlapped_steps_own_the_device_from_the_end_of_the_one_before(
     frame["schedule_ms"] = [1.0, 1.0, 1.0]
     frame["step_ms"] = [5.0, 8.0, 9.0]  # ends at 5, 10 and 15 ms
     frame["decode_rows"] = [1, 1, 1]
-    seen = Observed.read(frame, overlapped=True)
+    seen = Observed.read(frame, overlapped=True, max_rows=8)
     assert seen.device == pytest.approx([4.0, 5.0, 5.0])
     assert seen.between[0] == pytest.approx(1.0)  # from 5 ms, when the first was collected, to 6 ms
     assert np.isnan(seen.between[1:]).all()
@@ -127,7 +129,7 @@ def test_the_clock_of_the_device_tells_work_from_launches(measured_dir: Path, by
     """A launched step that only waited for its launches teaches nothing about the device: its cost is that of replayed
     steps of the same work."""
     results = on_a_gpu(measured_dir, by_hand)
-    seen = Observed.read(results.of_run("steps", "run0"), overlapped=True)
+    seen = Observed.read(results.of_run("steps", "run0"), overlapped=True, max_rows=8)
     assert seen.timed.all()
     assert 3 < seen.launch_bound.sum() < seen.prefill.sum()
     assert not seen.blocked.any()
@@ -151,7 +153,7 @@ def test_a_launch_that_waited_for_the_device_and_a_stall_do_not_count_as_work(
     launched = steps.index[~steps["graph"].astype(bool) & (steps["run_id"] == "run0")]
     steps.loc[launched[-1], ["schedule_ms", "gpu_ms", "step_ms"]] = 9000.0, 8999.0, 9002.0  # something was compiled
     steps.loc[launched[1], ["schedule_ms", "gpu_ms", "step_ms"]] = 90.0, 45.0, 140.0  # its queue was full
-    assert Observed.read(results.of_run("steps", "run0"), overlapped=True).blocked.sum() == 1
+    assert Observed.read(results.of_run("steps", "run0"), overlapped=True, max_rows=8).blocked.sum() == 1
     model = fit_steps(results, ["run0", "run1"])
     host = model.host[Kind(True, False)]
     assert host.fitted_ms(Work(102, 3, 220, 5050)) * max(host.ratios) == pytest.approx(40.0, rel=0.02)
@@ -175,6 +177,79 @@ def test_the_larger_half_of_the_sizes_tells_what_lies_beyond() -> None:
     knots, slopes = np.array([0.0, 4.0, 8.0]), np.array([3.0, 1.0, 99.0])
     assert beyond(knots, slopes, 8.0) == pytest.approx(1.0)
     assert beyond(knots, slopes, 6.0) == pytest.approx((3 * 1 + 1 * 2) / 3)
+
+
+def test_room_for_more_decode_rows_costs_what_it_was_measured_to_cost() -> None:
+    """Replayed steps of 128 and 256 tokens, 2 ms and 0.01 a token; with room for 64 decode rows 1.2 ms more."""
+    rng = np.random.default_rng(0)
+    n = 400
+    tokens, places = rng.choice([128.0, 256.0], n), rng.choice([16.0, 64.0], n)
+    yes, zero = np.ones(n, dtype=bool), np.zeros(n)
+    ms = (2 + 0.01 * tokens + 1.2 * (places >= 64)) * rng.uniform(0.99, 1.01, n)
+    seen = Observed(yes, yes, tokens, zero + 5, places, zero, zero, zero + 1, ms, zero, yes, ms)
+    cost, residual = cost_of(Kind(True, True), seen, regress("device", seen, seen.device, yes))
+    assert cost.places == (64,)
+    assert cost.place_ms[0] == pytest.approx(1.2, rel=0.02)
+    assert cost.fitted_ms(Work(256, 5, 0, 0, 64)) * cost.mean_ratio == pytest.approx(5.76, rel=0.01)
+    assert cost.fitted_ms(Work(256, 5, 0, 0, 16)) * cost.mean_ratio == pytest.approx(4.56, rel=0.01)
+    assert residual.median_error < 0.01
+
+
+def test_the_room_of_a_replayed_step_is_that_of_the_captured_one(measured_dir: Path) -> None:
+    frame = read_results(measured_dir).of_run("steps", "run0").head(4).copy()
+    frame["graph"] = [True, True, True, False]
+    frame["prefill_rows"], frame["prefill_tokens"] = [1, 1, 0, 1], [100, 100, 0, 100]
+    frame["decode_rows"], frame["padded_rows"] = [20, 10, 24, 20], [8, 18, 0, 0]
+    seen = Observed.read(frame, overlapped=True, max_rows=1024)
+    buckets = StepBuckets.plan(
+        max_rows=1024,
+        max_tokens=8192,
+        table_pages=32,
+        page_size=256,
+        groups=1,
+        mixed=True,
+        decode=True,
+        any_lengths=True,
+    )
+    captured = [buckets.find(StepShape(rows, 1, 100, rows + 1, 3, 1)) for rows in (20, 10)]
+    assert [shape.decodes for shape in captured if shape is not None] == [64, 16]
+    assert list(seen.places) == [64, 16, 0, 0]
+
+
+def test_delivery_grows_with_the_rows_of_a_step(measured_dir: Path) -> None:
+    """First tokens 0.2 ms after the end of their step and 0.05 a row of it; one in ten comes 5 ms late."""
+    results = read_results(measured_dir)
+    steps, requests = results.of_run("steps", "run0"), results.tables["requests"]
+    rows = (steps["decode_rows"] + steps["prefill_rows"]).to_numpy(dtype=float)
+    mine = requests.index[requests["run_id"] == "run0"]
+    by_rows = np.argsort(rows, kind="stable")
+    chosen = by_rows[np.linspace(0, len(rows) - 1, len(mine)).astype(int)]
+    assert rows[chosen].max() > 2 * rows[chosen].min()
+    late = np.where(np.arange(len(mine)) % 10 == 5, 5.0, 0.0)
+    ends = steps["t_s"].to_numpy(dtype=float) + steps["step_ms"].to_numpy(dtype=float) / 1000
+    # Far apart, so that a late token is not taken for one of the next step.
+    apart = np.arange(len(steps)) * 0.1
+    results.tables["steps"].loc[steps.index, "t_s"] = steps["t_s"].to_numpy(dtype=float) + apart
+    requests.loc[mine, "t_first_s"] = (ends + apart)[chosen] + (0.2 + 0.05 * rows[chosen] + late) / 1000
+    constant, by_row = delivery_ms(results, ["run0"])
+    assert by_row == pytest.approx(0.05, rel=0.05)
+    assert constant == pytest.approx(0.2, abs=0.02)
+    requests.loc[mine, "t_first_s"] = (ends + apart)[int(by_rows[0])] + 0.0003
+    assert delivery_ms(results, ["run0"]) == (pytest.approx(0.3, abs=0.001), 0.0)  # one size of step says no more
+
+
+def test_waking_is_what_an_idle_engine_takes_beyond_sending(measured_dir: Path) -> None:
+    """Sent at 10 ms while nobody was there, begun at 10.6: 0.1 for sending, 0.5 for waking. The second step was begun
+    for a request that was sent while the first ran: it tells nothing."""
+    results = read_results(measured_dir)
+    steps = results.of_run("steps", "run0").head(3).copy()
+    steps["decode_rows"], steps["prefill_rows"] = [0, 0, 3], [1, 1, 0]
+    steps["t_s"], steps["step_ms"] = [0.0106, 0.0206, 0.0300], [10.0, 5.0, 5.0]
+    requests = results.of_run("requests", "run0").head(2).copy()
+    requests["t_submit_s"] = [0.010, 0.015]
+    results = replace(results, tables={**results.tables, "steps": steps, "requests": requests})
+    assert wake_ms(results, ["run0"], 0.1) == pytest.approx(0.5)
+    assert wake_ms(results, [], 0.1) == 0.0
 
 
 def test_no_step_log_is_said(measured_dir: Path) -> None:
