@@ -196,8 +196,10 @@ class EngineCore:
             self._collect(*self._launched.popleft())
 
     def forget_prefixes(self) -> None:
-        """Offer nothing computed so far to later requests (the weights have changed). Call it on a drained core."""
+        """The weights have changed: offer nothing computed so far to later requests, copy no old weights. Call it on a
+        drained core."""
         self.scheduler.forget_prefixes()
+        self.runner.refresh()
 
     def cancel(self, request_id: str, reason: str = "cancelled by the client") -> None:
         """End a request with what it has generated; unknown or ended ids are ignored."""

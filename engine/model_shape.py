@@ -36,6 +36,13 @@ class ModelShape:
     supports_flash: bool
     not_fusible: str | None = None
 
+    @property
+    def matrix_bytes(self) -> int:
+        """Bytes of the linear layers of a model that the fused forward pass can run, lm_head included."""
+        heads = 2 * self.num_heads + 2 * self.num_kv_heads  # queries and output, keys and values
+        layer = self.hidden_size * (heads * self.head_dim + 3 * self.intermediate_size)
+        return (len(self.windows) * layer + self.vocab_size * self.hidden_size) * self.dtype.itemsize
+
     @classmethod
     def of(cls, model: Any) -> ModelShape:
         """Read the sizes of ``model``.

@@ -68,6 +68,8 @@ class _Immediate:
     ) -> torch.Tensor:
         return self._logits.expand(len(index), -1)
 
+    def refresh(self) -> None: ...
+
     def close(self) -> None: ...
 
 

@@ -48,6 +48,7 @@ class Ledger:
         activations: peak of temporary tensors in a launched step of ``max_batch_tokens``, logits included. Captured
             steps have theirs in the graph pool, which no other step can use.
         workspaces: what is held besides; see `Footprint`.
+        packed_weights: copies of the matrices in oneDNN's layout; None without any.
         graph_pool: what captured steps hold; None before they are captured and without any.
         graph_pool_reused: the part of it that torch does not count as allocated; None as ``graph_pool``.
         decode_reserve: the part of ``kv_cache`` that the safety margin keeps for requests that decode: so much must be
@@ -62,6 +63,7 @@ class Ledger:
     step_buffers: int
     activations: int
     workspaces: int = 0
+    packed_weights: int | None = None
     graph_pool: int | None = None
     graph_pool_reused: int | None = None
     decode_reserve: int = 0
@@ -101,13 +103,14 @@ class Ledger:
             "workspaces": "workspaces_bytes",
             "decode_reserve": "of_kv_cache_decode_reserve_bytes",
             "host_cache": host,
+            "packed_weights": "packed_weights_bytes",
             "graph_pool": "graph_pool_bytes",
             "graph_pool_reused": "of_graph_pool_reused_bytes",
         }
         lines = {}
         for attribute, name in names.items():
             size = getattr(self, attribute)
-            otherwise = "estimated" if attribute in ("activations", "workspaces") else "exact"
+            otherwise = "estimated" if attribute in ("activations", "workspaces", "packed_weights") else "exact"
             if size is not None:
                 lines[name] = size, "measured" if attribute in self.measured else otherwise
         return lines

@@ -36,6 +36,10 @@ class Executor(Protocol):
         """
         ...
 
+    def refresh(self) -> None:
+        """The model's weights were written to in place: copies of them are made again."""
+        ...
+
     def close(self) -> None:
         """Leave the model as it was found."""
         ...
@@ -61,6 +65,9 @@ class TraceableExecutor(ABC):
     @abstractmethod
     def forward(self, ids: torch.Tensor, positions: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
         """`logits` inside `during`; may be traced."""
+
+    def refresh(self) -> None:
+        """As `Executor.refresh`: nothing, where the weights are read where they are."""
 
     @abstractmethod
     def close(self) -> None:

@@ -96,6 +96,10 @@ class CompiledExecutor:
                     ) from error
         return time.perf_counter() - started
 
+    def refresh(self) -> None:
+        """As `Executor.refresh`."""
+        self._executor.refresh()
+
     def close(self) -> None:
         """Forget what was compiled and leave the model as it was found."""
         self._varlen = self._decode = None

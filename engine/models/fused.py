@@ -19,6 +19,7 @@ from engine.attention import AttentionBackend, AttentionMetadata
 from engine.attention.opaque import opaque, padded
 from engine.kernels.gemm import tuned_linear
 from engine.models.base import LayerCaches, TraceableExecutor
+from engine.models.cpu_linear import PackedLinear
 from engine.models.families import FAMILIES, activation_of
 from engine.models.operators import Operators
 from engine.models.weights import Matrix, release, take_layers
@@ -32,9 +33,12 @@ class FusedDecoder(TraceableExecutor):
         backend: attention backend.
         caches: keys and values by layer.
         max_positions: length of the rotary tables.
+        pack: compute on copies of the matrices in oneDNN's layout (`PackedLinear`).
     """
 
-    def __init__(self, model: Any, backend: AttentionBackend, caches: LayerCaches, max_positions: int) -> None:
+    def __init__(
+        self, model: Any, backend: AttentionBackend, caches: LayerCaches, max_positions: int, pack: bool = False
+    ) -> None:
         self._model, self._backend, self._caches = model, backend, caches
         self._family = FAMILIES[type(model).__name__]
         config = model.config
@@ -58,9 +62,12 @@ class FusedDecoder(TraceableExecutor):
         self._cos, self._sin = cos[0, :, :half].contiguous(), sin[0, :, :half].contiguous()
         self._layers = take_layers(model)
         matrices = [m for layer in self._layers for m in (layer.qkv, layer.out, layer.gate_up, layer.down)]
-        self.tuned = tuned_linear([(m.weight, m.bias) for m in (*matrices, self._head)])
-        if self.tuned is not None:
-            self._op = replace(self._op, linear=self.tuned)
+        matrices.append(self._head)
+        self.tuned = tuned_linear([(m.weight, m.bias) for m in matrices])
+        self._packed = PackedLinear([m.weight for m in matrices]) if pack else None
+        linear = self.tuned or self._packed
+        if linear is not None:
+            self._op = replace(self._op, linear=linear)
 
     @contextmanager
     def during(self, positions: torch.Tensor, metadata: AttentionMetadata) -> Iterator[None]:
@@ -128,6 +135,11 @@ class FusedDecoder(TraceableExecutor):
         if self._family.scaled_embedding:
             rows = rows * embedding.embed_scale.to(rows.dtype)
         return rows
+
+    def refresh(self) -> None:
+        """Pack the matrices again."""
+        if self._packed is not None:
+            self._packed.refresh()
 
     def close(self) -> None:
         """Give the model's parameters their own storages back."""

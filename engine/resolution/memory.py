@@ -7,6 +7,7 @@ import logging
 import math
 
 from engine.cache.budget import Ledger, activation_bytes, step_buffer_bytes, workspace_bytes
+from engine.models.cpu_linear import onednn_linear_available
 from engine.resolution.execution import DEFAULT_BLOCKS_PER_REQUEST
 from engine.resolution.resolution import Resolution
 
@@ -19,6 +20,22 @@ def memory_percent(r: Resolution) -> None:
     if r.is_open("max_memory_percent"):
         percent = 0.9 if r.shape.device.type == "cuda" else 0.6
         r.set("max_memory_percent", percent, f"derived: device is {r.shape.device.type}")
+
+
+def packed_weights(r: Resolution) -> None:
+    """Whether linear layers run on copies of the weights in oneDNN's layout: a fourth of the budget may go to them."""
+    if not (r["use_fused_forward"] and onednn_linear_available(r.shape.device, r.shape.dtype)):
+        r.set("packed_weights", False, "derived: packed is what the fused forward pass computes on in fp32 on a CPU")
+    elif r["varlen_compile_config"] is not None and r["decode_compile_config"] is not None:
+        r.set("packed_weights", False, "derived: Inductor compiles every path")
+    elif r.shape.matrix_bytes > _budget(r) // 4:
+        r.set("packed_weights", False, "derived: copies would take more than a fourth of the memory budget")
+    else:
+        r.set("packed_weights", True, "derived: faster products, copies within a fourth of the memory budget")
+
+
+def _packed_bytes(r: Resolution) -> int:
+    return r.shape.matrix_bytes if r["packed_weights"] else 0
 
 
 def requests_before_memory(r: Resolution) -> None:
@@ -65,7 +82,7 @@ def batch_tokens(r: Resolution) -> None:
 
 def num_blocks(r: Resolution) -> None:
     budget, block = _budget(r), r.layout.block_bytes
-    held = _workspaces(r)
+    held = _workspaces(r) + _packed_bytes(r)
     tokens, requests = r["max_batch_tokens"], r["max_requests_per_batch"]
 
     def room_beside(running: int) -> int:
@@ -145,5 +162,6 @@ def ledger(r: Resolution) -> Ledger:
         _workspaces(r),
         decode_reserve=math.ceil(r["safety_margin"] * r["num_blocks"]) * block,
         host_cache=r["num_host_blocks"] * block,
+        packed_weights=_packed_bytes(r) or None,
         host_is_pinned=r.shape.device.type == "cuda",
     )

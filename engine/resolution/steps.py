@@ -51,6 +51,7 @@ def resolve(
         execution.parallel,
         execution.sharing,
         memory.memory_percent,
+        memory.packed_weights,
         memory.requests_before_memory,
         memory.batch_tokens,
         memory.num_blocks,

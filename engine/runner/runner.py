@@ -349,6 +349,11 @@ class ModelRunner:
                 "(copy_, load_state_dict): the engine goes on with the old ones"
             )
 
+    @torch.inference_mode()
+    def refresh(self) -> None:
+        """The model's parameters were written to in place."""
+        self.executor.refresh()
+
     def release_unused(self) -> None:
         """Give memory that no tensor uses back to the device: what is free in pieces may be enough in one."""
         if self.device.type == "cuda":
@@ -412,7 +417,7 @@ def _make_executor(
 ) -> Executor:
     executor: TraceableExecutor
     if config.use_fused_forward:
-        executor = FusedDecoder(model, backend, caches, _longest(shape, config))
+        executor = FusedDecoder(model, backend, caches, _longest(shape, config), config.packed_weights)
     else:
         executor = BridgedModel(model, backend, caches)
     varlen, decode = config.varlen_compile_config, config.decode_compile_config
