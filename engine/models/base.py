@@ -66,7 +66,7 @@ class TraceableExecutor(ABC):
     def forward(self, ids: torch.Tensor, positions: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
         """`logits` inside `during`; may be traced."""
 
-    def refresh(self) -> None:
+    def refresh(self) -> None:  # noqa: B027 (most have no copies)
         """As `Executor.refresh`: nothing, where the weights are read where they are."""
 
     @abstractmethod

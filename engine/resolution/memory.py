@@ -26,7 +26,7 @@ def packed_weights(r: Resolution) -> None:
     """Whether linear layers run on copies of the weights in oneDNN's layout: a fourth of the budget may go to them."""
     if not (r["use_fused_forward"] and onednn_linear_available(r.shape.device, r.shape.dtype)):
         r.set("packed_weights", False, "derived: packed is what the fused forward pass computes on in fp32 on a CPU")
-    elif r["varlen_compile_config"] is not None and r["decode_compile_config"] is not None:
+    elif r["varlen_compile_config"] is not None and (r["decode_compile_config"] is not None or not r["decode_kernel"]):
         r.set("packed_weights", False, "derived: Inductor compiles every path")
     elif r.shape.matrix_bytes > _budget(r) // 4:
         r.set("packed_weights", False, "derived: copies would take more than a fourth of the memory budget")
