@@ -12,6 +12,7 @@ from engine.requests import Request
 from engine.resolution import ResolvedConfig
 from engine.sampling import SamplingParams
 from engine.sampling.generation import PROCESSORS, RANDOM, default_sampling, eos_ids
+from engine.sampling.params import as_integer
 from engine.sampling.random import folded
 from engine.sampling.rules import BiasRules
 
@@ -77,7 +78,7 @@ class Admission:
             limit = self._new_tokens(len(prompt), max_new_tokens)
             eos = self._eos if eos_token_id is None else self._reachable(eos_ids(eos_token_id))
             params = self._params(number, sampling, len(prompt))
-            self._leaves_something(params, eos)
+            self._leaves_something(params, eos, prompt, limit)
             if params.min_new_tokens > limit:
                 raise ValueError(f"min_new_tokens={params.min_new_tokens} is more than max_new_tokens={limit}")
             sequences = self._sequences(num_return_sequences)
@@ -118,8 +119,9 @@ class Admission:
             while limit > 1 and layout.blocks_needed(prompt + limit - 1, chunk) > self._config.num_blocks:
                 limit -= layout.page_size
             limit = max(limit, 1)
-        if isinstance(limit, bool) or not isinstance(limit, int) or limit < 1:
-            raise ValueError(f"max_new_tokens must be an integer >= 1, got {limit!r}")
+        given, limit = limit, as_integer(limit)
+        if limit is None or limit < 1:
+            raise ValueError(f"max_new_tokens must be an integer >= 1, got {given!r}")
         if longest is not None and prompt + limit > longest + 1:
             raise ValueError(
                 f"{prompt} prompt tokens and max_new_tokens={limit} exceed the model's {longest} positions; "
@@ -134,11 +136,12 @@ class Admission:
         return limit
 
     def _sequences(self, requested: int | None) -> int:
-        count = self._generation.num_return_sequences if requested is None else requested
-        if count is None:
+        given = self._generation.num_return_sequences if requested is None else requested
+        if given is None:
             return 1
-        if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-            raise ValueError(f"num_return_sequences must be an integer >= 1, got {count!r}")
+        count = as_integer(given)
+        if count is None or count < 1:
+            raise ValueError(f"num_return_sequences must be an integer >= 1, got {given!r}")
         return count
 
     def _params(self, number: int, overrides: dict[str, Any], prompt: int) -> SamplingParams:
@@ -169,14 +172,25 @@ class Admission:
             implied["min_new_tokens"] = max(0, generation.min_length - prompt)
         return defaults.override(**given, **implied)
 
-    def _leaves_something(self, params: SamplingParams, eos: frozenset[int]) -> None:
+    def _leaves_something(self, params: SamplingParams, eos: frozenset[int], prompt: list[int], limit: int) -> None:
+        """Refuse rules that forbid every token, by themselves or after tokens that may come."""
         vocab = self._shape.vocab_size
         lists = (params.logit_bias, params.sequence_bias, params.bad_words_ids, params.suppress_tokens)
         named = sum(map(len, lists)) + len(params.begin_suppress_tokens) + len(eos)
-        if named >= vocab and BiasRules.of(params, eos).leaves_nothing(vocab):
-            raise ValueError(
-                f"bias, suppressed tokens, bad words and min_new_tokens forbid all {vocab} tokens; leave one to choose"
-            )
+        if named >= vocab:
+            rules = BiasRules.of(params, eos)
+            what = f"bias, suppressed tokens, bad words and min_new_tokens forbid all {vocab} tokens"
+            if rules.leaves_nothing(vocab):
+                raise ValueError(f"{what}; leave one to choose")
+            if (after := rules.leaves_nothing_after(vocab)) is not None:
+                raise ValueError(f"{what} after {list(after)}; leave one to choose")
+        if params.no_repeat_ngram_size == 1 and len(prompt) + limit + named > vocab:
+            most = BiasRules.of(params, eos).distinct_tokens(vocab, prompt, eos)
+            if most is not None and limit > most:
+                raise ValueError(
+                    f"no_repeat_ngram_size=1 lets {most} tokens follow this prompt in a vocabulary of {vocab}, "
+                    f"max_new_tokens={limit} asks for more; lower it"
+                )
 
     def _check(self, params: SamplingParams) -> None:
         params.check_vocabulary(self._shape.vocab_size)

@@ -42,7 +42,9 @@ def ask(module: str, question: Any, timeout_s: float | None = None, env: Mapping
         raise NoAnswer(f"there was no answer within {error.timeout:g} s") from error
     answers = [line.removeprefix(MARK) for line in done.stdout.splitlines() if line.startswith(MARK)]
     if not answers:
-        raise NoAnswer((done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1])
+        said = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
+        # What an interpreter that cannot start says last is where it was, not why.
+        raise NoAnswer(next((line for line in reversed(said) if "Error: " in line), said[-1]))
     found = json.loads(answers[-1])
     if "error" in found:
         raise NoAnswer(found["error"])

@@ -44,7 +44,8 @@ from harness.job import Job
 from harness.launch import launch
 from harness.manifest import JobState
 from harness.plan import Plan, make_plan, pinned
-from harness.resume import remaining
+from harness.provenance import own_revision
+from harness.resume import labels, notices, remaining
 from harness.sweep import arm, check_unused, combine_jobs, failed_lines, kept_line
 
 EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
@@ -77,7 +78,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             plan = pinned(plan)
             finished = len(plan.jobs)
             if plan.resumed:
-                plan = replace(plan, jobs=remaining(plan.directory, plan.jobs))
+                for line in notices(plan.directory, plan.jobs, own_revision()):
+                    print(f"cb-bench: {line}", file=sys.stderr)
+                plan = replace(plan, jobs=remaining(plan.directory, plan.jobs), labels=labels(plan.jobs))
             finished -= len(plan.jobs)
             if plan.configs[0]["dry_run"]:
                 _list(plan, finished)
@@ -224,7 +227,7 @@ def _close(plan: Plan) -> int:
     failed = failed_lines(plan.directory)
     if plan.multirun and jobs:
         try:
-            combine_jobs(plan.directory, plan.reference_engine)
+            combine_jobs(plan.directory, plan.reference_engine, plan.labels)
         except OSError as error:
             failed.append(f"the jobs' tables could not be joined ({one_line(error)}): each is in its own folder")
     code = EXIT_FAILED if failed or not jobs else 0

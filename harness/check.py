@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from harness.apart import NoAnswer, answer, ask
-from harness.backends.settings import engine_settings
+from harness.backends.settings import engine_settings, environment_named
 from harness.errors import one_line
 
 
@@ -38,11 +38,13 @@ def check_engines(configs: Sequence[Mapping[str, Any]]) -> list[str]:
     for job in asked:
         by_env.setdefault(json.dumps(job["engine"].get("env") or {}, sort_keys=True), []).append(job)
     found: list[str] = []
-    try:
-        for env, jobs in by_env.items():  # an engine may be installed where only its own environment finds it
-            found += ask("harness.check", jobs, env=json.loads(env))
-    except NoAnswer as error:
-        raise ValueError(f"the settings of the engine could not be checked: {error}") from error
+    for env, jobs in by_env.items():  # an engine may be installed where only its own environment finds it
+        variables = json.loads(env)
+        try:
+            found += ask("harness.check", jobs, env=variables)
+        except NoAnswer as error:
+            under = f" with {environment_named(variables)}" if variables else ""
+            raise ValueError(f"the settings of the engine could not be checked{under}: {error}") from error
     if len(found) == len(configs):
         raise ValueError(found[0])
     return found

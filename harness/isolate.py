@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from harness.backends.settings import environment_named
 from harness.errors import RunFailed
 
 WRITING_LIMIT_S = 300.0
@@ -94,7 +95,7 @@ def run_isolated(
     if watch.failure is not None:
         raise watch.failure
     if code != 0:
-        raise RunFailed(_describe_exit(code, watch.phase), detail=_tail(log))
+        raise RunFailed(_describe_exit(code, watch.phase, env or {}), detail=_tail(log))
     if watch.phase != "done":
         raise RunFailed(f"the measured process stopped while {watch.phase} without saying why", detail=_tail(log))
 
@@ -173,9 +174,10 @@ def _end(child: subprocess.Popen[bytes]) -> None:
             continue
 
 
-def _describe_exit(code: int, phase: str) -> str:
+def _describe_exit(code: int, phase: str, env: Mapping[str, str]) -> str:
     if code >= 0:
-        return f"the measured process exited with code {code} while {phase}"
+        under = f" with {environment_named(env)}" if env and phase == "starting" else ""
+        return f"the measured process exited with code {code} while {phase}{under}"
     name = signal.Signals(-code).name
     hint = " (out of memory? the kernel's OOM killer sends it)" if name == "SIGKILL" else ""
     return f"the measured process was ended by {name} while {phase}{hint}"

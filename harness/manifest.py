@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
+from itertools import takewhile
 from pathlib import Path
 
 FILE = "manifest.jsonl"
@@ -81,6 +82,12 @@ def _states(directory: Path) -> Iterator[JobState]:
             continue
         fields["overrides"] = tuple(fields["overrides"])
         yield JobState(**fields)
+
+
+def begun_with(directory: Path) -> frozenset[str]:
+    """Config hashes of the jobs that were planned before the first of them ran; later ones were added by a resume."""
+    planned = takewhile(lambda state: state.state == "planned", _states(directory))
+    return frozenset(state.config_hash for state in planned)
 
 
 def durations(directory: Path) -> list[tuple[JobState, float]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ class Plan:
         configs: of every job that is known beforehand, the first one at least.
         jobs: of a sweep, in order; () for a single run, and where a sweeper decides as it goes.
         resumed: whether it goes on with what ``directory`` holds.
+        labels: of a resumed sweep, by config hash the variable and the arm's value of this plan.
     """
 
     multirun: bool
@@ -39,6 +40,7 @@ class Plan:
     configs: tuple[Mapping[str, Any], ...]
     jobs: tuple[PlannedJob, ...] = ()
     resumed: bool = False
+    labels: Mapping[str, tuple[str | None, str | None]] = field(default_factory=dict)
 
 
 def make_plan(arguments: Sequence[str]) -> Plan:

@@ -25,7 +25,7 @@ _PROJECT = Path(__file__).resolve().parent.parent
 
 def collect() -> dict[str, Any]:
     """Software, source and machine as a flat mapping of JSON-able values (None = could not be determined)."""
-    return software() | source_revision(_PROJECT) | host()
+    return software() | own_revision() | host()
 
 
 def software() -> dict[str, Any]:
@@ -39,6 +39,11 @@ def software() -> dict[str, Any]:
     return facts
 
 
+def own_revision() -> dict[str, Any]:
+    """:func:`source_revision` of this project."""
+    return source_revision(_PROJECT)
+
+
 def source_revision(directory: Path) -> dict[str, Any]:
     """Git SHA of ``directory``, whether it has local changes, and their hash; None if it is not a checkout."""
     sha = _git(directory, "rev-parse", "HEAD")
@@ -48,6 +53,17 @@ def source_revision(directory: Path) -> dict[str, Any]:
         "git.dirty": None if changes is None else bool(changes),
         "git.diff_sha256": hashlib.sha256(changes.encode()).hexdigest() if changes else None,
     }
+
+
+REVISION_KEYS = ("git.sha", "git.dirty", "git.diff_sha256")
+
+
+def revision_name(facts: Mapping[str, Any]) -> str | None:
+    """The source that :func:`source_revision` found, for people: equal for equal source; None if it is not known."""
+    sha, _, diff = (facts.get(key) for key in REVISION_KEYS)
+    if not sha:
+        return None
+    return f"{str(sha)[:10]} with local changes {str(diff)[:8]}" if diff else str(sha)[:10]
 
 
 def host() -> dict[str, Any]:

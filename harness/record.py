@@ -61,6 +61,8 @@ COUNTED_BY = {
     "counts": "every delivery states its number, or a server's usage so far",
     "total": "only the end states a number; deliveries held one token each if there were as many, else unknown numbers",
     "nothing": "the server states no number anywhere",
+    "impossible": "the server's number cannot be true (above max_new_tokens, 0 although text came, falling, no "
+    "whole number): not believed, and unknown",
 }
 """How the number of generated tokens is known, by the value of ``output_counted_by``."""
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-from harness import manifest
+from harness import manifest, store
 from harness.config import config_hash
 from harness.expand import PlannedJob
+from harness.provenance import REVISION_KEYS, revision_name
 
 
 def unfinished_sweep(directory: Path, named: bool) -> Path:
@@ -56,3 +59,48 @@ def remaining(directory: Path, jobs: Sequence[PlannedJob]) -> tuple[PlannedJob, 
             "new sweep"
         )
     return tuple(left)
+
+
+def labels(jobs: Sequence[PlannedJob]) -> dict[str, tuple[str | None, str | None]]:
+    """By config hash, the variable and the arm's value: a sweep that is widened may name what it measured otherwise."""
+    return {config_hash(job.config): (job.config["experiment"]["variable"], job.value) for job in jobs}
+
+
+def notices(directory: Path, jobs: Sequence[PlannedJob], source: Mapping[str, Any]) -> list[str]:
+    """What a user must know before measured runs get others beside them, a sentence each.
+
+    Args:
+        jobs: all of the plan, measured ones too.
+        source: the source that would measure what is left (``provenance.source_revision``).
+    """
+    lines = []
+    begun, planned = manifest.begun_with(directory), {config_hash(job.config) for job in jobs}
+    if begun and begun != planned:
+        variable = jobs[0].config["experiment"]["variable"] if jobs else None
+        lines.append(
+            f"resume=true: this plan is not the one that {directory.name} was begun with ({len(planned - begun)} "
+            f"configs more, {len(begun - planned)} left out): what both hold is named by this plan's variable "
+            f"({variable or 'none'}), and ratios stay those to the arm that the first plan compares with"
+        )
+    current, measured = revision_name(source), _measured_by(directory)
+    if current is not None and (other := sorted(measured - {current})):
+        lines.append(
+            f"resume=true: runs in {directory.name} were measured with different code ({', '.join(other)}; now "
+            f"{current}): a difference between their arms and those to come may be that. Start a new sweep to compare"
+        )
+    return lines
+
+
+def _measured_by(directory: Path) -> set[str]:
+    """Names of the source revisions of all measured runs."""
+    names: set[str] = set()
+    for state in manifest.latest(directory):
+        if state.state != "ok" or not store.is_result(directory / state.job):
+            continue
+        environment = store.read_result(directory / state.job, ("environment",))["environment"]
+        rows = environment[environment["key"].isin(REVISION_KEYS)].dropna(subset="value")
+        for _, own in rows.groupby("run_id"):
+            facts = {key: json.loads(value) for key, value in zip(own["key"], own["value"], strict=True)}
+            if name := revision_name(facts):
+                names.add(name)
+    return names

@@ -92,8 +92,13 @@ def _kept_requests(root: Path) -> str:
     return f"in all {answered} of {len(requests)} requests are in the tables of {root}"
 
 
-def combine_jobs(root: Path, reference_engine: str | None) -> dict[str, pd.DataFrame] | None:
+def combine_jobs(
+    root: Path, reference_engine: str | None, labels: Mapping[str, tuple[str | None, str | None]] | None = None
+) -> dict[str, pd.DataFrame] | None:
     """Join the tables of all jobs in ``root``'s manifest, let the correctness gate judge and write them to ``root``.
+
+    Args:
+        labels: by config hash, variable and value that the runs of that config get instead of their own.
 
     Returns:
         the combined tables; None if no job left any.
@@ -102,9 +107,25 @@ def combine_jobs(root: Path, reference_engine: str | None) -> dict[str, pd.DataF
     directories = [directory for directory in directories if store.is_result(directory)]
     if not directories:
         return None
-    tables = gate.judge(root, store.combine(directories), reference_engine)
+    combined = store.combine(directories)
+    tables = gate.judge(root, combined | {"runs": _labelled(combined, labels or {})}, reference_engine)
     store.write_result(root, tables)
     return tables
+
+
+def _labelled(tables: Mapping[str, pd.DataFrame], labels: Mapping[str, tuple[str | None, str | None]]) -> pd.DataFrame:
+    runs = tables["runs"].copy()
+    config_of = config_hashes(tables["environment"])
+    for at, run_id in zip(runs.index, runs["run_id"], strict=True):
+        if (label := labels.get(config_of.get(run_id, ""))) is not None:
+            runs.loc[at, ["variable", "arm"]] = [pd.NA if text is None else text for text in label]
+    return runs
+
+
+def config_hashes(environment: pd.DataFrame) -> dict[str, str]:
+    """Config hash by run, of those that state one."""
+    rows = environment[environment["key"] == "identity.config_hash"].dropna(subset="value")
+    return {run_id: str(value).strip('"') for run_id, value in zip(rows["run_id"], rows["value"], strict=True)}
 
 
 def failed_lines(root: Path) -> list[str]:

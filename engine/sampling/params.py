@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from numbers import Integral
 from typing import Any
 
 MIN_TEMPERATURE = 1e-5
@@ -81,15 +82,14 @@ class SamplingParams:
         _number("repetition_penalty", self.repetition_penalty, above=0, note=" (1 = off)")
         _number("presence_penalty", self.presence_penalty)
         _number("frequency_penalty", self.frequency_penalty)
-        _integer("seed", self.seed)
-        _integer("top_k", self.top_k, -1, " (0 or -1 = off)")
-        _integer("no_repeat_ngram_size", self.no_repeat_ngram_size, 0, " (0 = off)")
-        _integer("min_new_tokens", self.min_new_tokens, 0)
-        _integer("top_logprobs", self.top_logprobs, 0)
+        keep = _Keeper(self)
+        keep("seed", _integer("seed", self.seed))
+        keep("top_k", max(_integer("top_k", self.top_k, -1, " (0 or -1 = off)"), 0))
+        keep("no_repeat_ngram_size", _integer("no_repeat_ngram_size", self.no_repeat_ngram_size, 0, " (0 = off)"))
+        keep("min_new_tokens", _integer("min_new_tokens", self.min_new_tokens, 0))
+        keep("top_logprobs", _integer("top_logprobs", self.top_logprobs, 0))
         if self.logprobs_mode not in LOGPROBS_MODES:
             raise ValueError(f"logprobs_mode must be one of {', '.join(LOGPROBS_MODES)}, got {self.logprobs_mode!r}")
-        keep = _Keeper(self)
-        keep("top_k", max(self.top_k, 0))
         keep("bad_words_ids", _sequences("bad_words_ids", self.bad_words_ids))
         keep("stop_sequences", _sequences("stop_sequences", self.stop_sequences))
         keep("suppress_tokens", _ids("suppress_tokens", self.suppress_tokens))
@@ -166,23 +166,34 @@ def _number(
         raise ValueError(f"{name} must be {allowed}{note}, got {value!r}")
 
 
-def _integer(name: str, value: Any, low: int | None = None, note: str = "") -> None:
-    if isinstance(value, bool) or not isinstance(value, int):
+def as_integer(value: Any) -> int | None:
+    """``value`` if it is an integer, numpy's among them; a bool is none."""
+    if type(value) is int:  # nearly always
+        return value
+    return int(value) if isinstance(value, Integral) and not isinstance(value, bool) else None
+
+
+def _integer(name: str, value: Any, low: int | None = None, note: str = "") -> int:
+    number = as_integer(value)
+    if number is None:
         raise ValueError(f"{name} must be an integer, got {value!r}")
-    if low is not None and value < low:
+    if low is not None and number < low:
         raise ValueError(f"{name} must be >= {low}{note}, got {value!r}")
-    if low is not None and value > LARGEST_INTEGER:
+    if low is not None and number > LARGEST_INTEGER:
         raise ValueError(f"{name} must be <= {LARGEST_INTEGER}, got {value!r}")
+    return number
 
 
 def _ids(name: str, value: Any) -> tuple[int, ...]:
     if isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable):
         raise ValueError(f"{name} must be a list of token ids, got {value!r}")
-    ids = tuple(value)
-    for i in ids:
-        if isinstance(i, bool) or not isinstance(i, int) or i < 0:
-            raise ValueError(f"{name} must hold token ids, integers >= 0, got {i!r}")
-    return ids
+    ids = []
+    for given in value:
+        i = as_integer(given)
+        if i is None or i < 0:
+            raise ValueError(f"{name} must hold token ids, integers >= 0, got {given!r}")
+        ids.append(i)
+    return tuple(ids)
 
 
 def _sequences(name: str, value: Any) -> Sequences:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -78,11 +79,42 @@ class BiasRules:
             np.count_nonzero(values == FORBIDDEN) == vocab_size for _, values in (self.always, self.early, self.first)
         )
 
+    def leaves_nothing_after(self, vocab_size: int) -> tuple[int, ...] | None:
+        """Tokens after which every token is forbidden, some of them by a condition; None if there are none."""
+        by_prefix: dict[tuple[int, ...], set[int]] = {}
+        for c in self.conditional:
+            if c.value == FORBIDDEN:
+                by_prefix.setdefault(c.prefix, set()).add(c.token)
+        whatever = _forbidden(self.early)
+        for prefix in by_prefix:
+            met = (by_prefix.get(prefix[at:], set()) for at in range(len(prefix)))
+            if len(whatever.union(*met)) == vocab_size:
+                return prefix
+        return None
+
+    def distinct_tokens(self, vocab_size: int, prompt: Iterable[int], eos_token_ids: frozenset[int]) -> int | None:
+        """How many tokens can follow ``prompt`` if none may come twice (``no_repeat_ngram_size=1``), conditions aside;
+        None if there is no bound: an EOS stays free, and ends the request before nothing is left."""
+        used = set(prompt)
+        if vocab_size == len(used | _forbidden(self.first)):
+            return 0
+        before_eos = vocab_size - len(used | _forbidden(self.early))
+        if self.min_new_tokens > before_eos:
+            return before_eos
+        if eos_token_ids - used - _forbidden(self.always):
+            return None
+        return vocab_size - len(used | _forbidden(self.always))
+
     def at(self, index: int) -> Additions:
         """What holds for the ``index``-th generated token without looking back."""
         if index == 0:
             return self.first
         return self.early if index < self.min_new_tokens else self.always
+
+
+def _forbidden(additions: Additions) -> set[int]:
+    ids, values = additions
+    return set(ids[values == FORBIDDEN].tolist())
 
 
 def _additions(bias: dict[int, float]) -> Additions:

@@ -18,6 +18,11 @@ def engine_settings(engine: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in engine.items() if key not in _OF_THE_PROCESS and value is not None}
 
 
+def environment_named(env: Mapping[str, str]) -> str:
+    """Variables of ``engine.env`` as they are set: a process that does not start may be their doing."""
+    return ", ".join(f"engine.env.{name}={value}" for name, value in env.items())
+
+
 def check_settings(engine: str, settings: Mapping[str, Any], allowed: Iterable[str]) -> None:
     """ValueError naming the nearest right name if ``settings`` has one the engine does not know."""
     names = list(allowed)

@@ -16,7 +16,7 @@ import pandas as pd
 
 from harness.gate import EQUAL, EXPLAINED, FAILED
 from harness.report.read import Results
-from harness.sweep import as_number
+from harness.sweep import as_number, config_hashes
 from harness.tables import MIN_P99_SAMPLES
 
 _FACET = ("workload", "load", "model", "device")
@@ -164,7 +164,7 @@ def group_arms(results: Results) -> list[Arm]:
                 is_replica=_is_replica(key),
             )
         )
-    return _with_baselines(_sorted(arms))
+    return _with_baselines(_sorted(arms), _begun_with(results))
 
 
 def _loads(rows: Sequence[Mapping[str, object]]) -> dict[str | None, str]:
@@ -239,14 +239,22 @@ def _sorted(arms: Sequence[Arm]) -> list[Arm]:
     return sorted(arms, key=order)
 
 
-def _with_baselines(arms: Sequence[Arm]) -> list[Arm]:
-    """Padded static batching is the baseline of its facet; without it, the facet's first arm."""
+def _begun_with(results: Results) -> frozenset[str]:
+    """Runs of the configs that a sweep was first planned with; empty where that is not known."""
+    config_of = config_hashes(results.tables["environment"]) if results.begun_with else {}
+    return frozenset(run_id for run_id, digest in config_of.items() if digest in results.begun_with)
+
+
+def _with_baselines(arms: Sequence[Arm], begun_with: frozenset[str]) -> list[Arm]:
+    """Padded static batching is the baseline of its facet; without it, the facet's first arm. Arms that a resume added
+    to a sweep change no baseline."""
     result = []
     for members in by_facet(arms).values():
         if len(members) == 1:
             result += members
             continue
-        baseline = next((a for a in members if a.engine == "static"), members[0])
+        first = [a for a in members if not begun_with.isdisjoint(a.runs["run_id"])] or members
+        baseline = next((a for a in first if a.engine == "static"), first[0])
         result += [replace(a, is_baseline=a is baseline) for a in members]
     return result
 

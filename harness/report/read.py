@@ -48,6 +48,7 @@ class Results:
         tables: by name; a table that could not be read is empty, a column that an older version did not have is null.
         notes: one line for everything that was not there or not readable.
         jobs: last state of each job of the manifest; empty without one.
+        begun_with: config hashes that the sweep was first planned with; empty where that is not known.
         folders: by run, its folder relative to ``directory`` ("." if it is that), where there is one.
     """
 
@@ -56,6 +57,7 @@ class Results:
     notes: tuple[str, ...]
     jobs: tuple[JobState, ...]
     folders: Mapping[str, str] = field(default_factory=dict)
+    begun_with: frozenset[str] = frozenset()
 
     @property
     def runs(self) -> pd.DataFrame:
@@ -88,7 +90,9 @@ def read_results(directory: Path) -> Results:
     if tables["runs"].empty:
         raise ResultsError(f"{directory}: {'; '.join(notes) or 'its runs table has no rows'}")
     jobs = _jobs(directory, notes)
-    return Results(directory, tables, tuple(_with_missing_at_once(notes)), jobs, _folders_of_runs(directory))
+    begun_with = manifest.begun_with(directory) if jobs else frozenset()
+    folders_of = _folders_of_runs(directory)
+    return Results(directory, tables, tuple(_with_missing_at_once(notes)), jobs, folders_of, begun_with)
 
 
 def _with_missing_at_once(notes: Sequence[str]) -> list[str]:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 import pandas as pd
 
 from harness import manifest
+from harness.provenance import REVISION_KEYS, revision_name
 from harness.report.arms import Arm, by_facet
 from harness.report.quantity import number
 from harness.report.read import Results, decoded
@@ -33,9 +34,9 @@ PERCENTILES = {"ttft_p99_ms": "TTFT", "itl_p99_ms": "ITL"}
 
 
 def validity_notes(results: Results, arms: Sequence[Arm], percentiles: Mapping[str, str] = PERCENTILES) -> list[str]:
-    """Failed runs, token mismatches, unequal workloads, arms of mixed runs, shared processes, a busy machine or GPU, a
-    GPU that could not be watched, held clocks, a late sender, a harness out of its bounds, a load that never
-    stood still, few samples, no repeats; [] if all is well.
+    """Failed runs, token mismatches, unequal workloads, arms of mixed runs or of different code, shared processes, a
+    busy machine or GPU, a GPU that could not be watched, held clocks, a late sender, a harness out of its bounds,
+    token counts that cannot be true, a load that never stood still, few samples, no repeats; [] if all is well.
 
     Args:
         percentiles: the 99th percentiles that are shown, with their names.
@@ -46,6 +47,7 @@ def validity_notes(results: Results, arms: Sequence[Arm], percentiles: Mapping[s
         *_other_tokens(arms),
         *_unequal_workloads(arms),
         *_mixed_configs(results, arms),
+        *_mixed_code(results, arms),
         *_double_repeats(arms),
         *_shared_processes(arms),
         *_busy_machine(results, arms),
@@ -54,6 +56,7 @@ def validity_notes(results: Results, arms: Sequence[Arm], percentiles: Mapping[s
         *_throttled(arms),
         *_late_sender(arms),
         *_uncalibrated(results, arms),
+        *_impossible_counts(results, arms),
         *_other_attention(results, arms),
         *_unsteady(arms),
         *_few_samples(arms, percentiles),
@@ -128,6 +131,39 @@ def _mixed_configs(results: Results, arms: Sequence[Arm]) -> list[str]:
         return []
     return [
         f"Runs with different configs (config_hash) are in one arm: {_names(mixed)}. They are no repeats of each other."
+    ]
+
+
+def _mixed_code(results: Results, arms: Sequence[Arm]) -> list[str]:
+    environment = results.tables["environment"]
+    rows = environment[environment["key"].isin(REVISION_KEYS)].dropna(subset="value")
+    facts: dict[str, dict[str, object]] = {}
+    for run_id, key, value in zip(rows["run_id"], rows["key"], rows["value"], strict=True):
+        facts.setdefault(run_id, {})[key] = decoded(value)
+    arms_of: dict[str, list[Arm]] = {}
+    for arm in arms:
+        codes = {revision_name(facts.get(run_id, {})) for run_id in arm.measured["run_id"]} - {None}
+        for code in sorted(str(c) for c in codes):
+            arms_of.setdefault(code, []).append(arm)
+    if len(arms_of) < 2:
+        return []
+    shown = "; ".join(f"{code}: {_names(members)}" for code, members in arms_of.items())
+    return [f"Arms measured with different code, which may be what makes them differ: {shown}."]
+
+
+def _impossible_counts(results: Results, arms: Sequence[Arm]) -> list[str]:
+    requests = results.tables["requests"]
+    impossible = requests.loc[requests["output_counted_by"] == "impossible", "run_id"]
+    counted = []
+    for arm in arms:
+        of_arm = arm.measured["run_id"]
+        if n := int(impossible.isin(of_arm).sum()):
+            counted.append(f"{arm.label} ({n} of {int(requests['run_id'].isin(of_arm).sum())} requests)")
+    if not counted:
+        return []
+    return [
+        "The server's number of generated tokens cannot be true (above max_new_tokens, 0 although text came, falling, "
+        f"or no whole number) and is not believed; rates that need it are unknown: {', '.join(counted)}."
     ]
 
 

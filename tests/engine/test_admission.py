@@ -381,3 +381,45 @@ def test_prompts_with_a_common_beginning_come_together() -> None:
     order = prefix_order(inputs)
     assert sorted(order) == list(range(8))
     assert order[:5] == [7, 1, 3, 2, 0]
+
+
+def test_what_leaves_no_token_later_is_refused_as_well(admission: Callable[..., Admit]) -> None:
+    """97 tokens: none may come twice, or none may follow a token that may come."""
+    admit = admission(per_request_processors=True)
+    once: dict[str, Any] = {"no_repeat_ngram_size": 1}
+    assert admit([1, 2, 2], max_new_tokens=95, **once).max_new_tokens == 95
+    with pytest.raises(InvalidRequest, match=r"lets 95 tokens follow this prompt .* max_new_tokens=96 asks for more"):
+        admit([1, 2, 2], max_new_tokens=96, **once)
+    with pytest.raises(InvalidRequest, match="lets 91 tokens follow"):
+        admit([1, 2], max_new_tokens=92, suppress_tokens=range(1, 7), **once)
+    with pytest.raises(InvalidRequest, match="lets 0 tokens follow"):
+        admit([1, 2], max_new_tokens=1, begin_suppress_tokens=[0, *range(3, 97)], **once)
+    # An EOS that is free ends it in time; one of the prompt, or one that may not come yet, does not.
+    admit([1, 2], max_new_tokens=120, eos_token_id=5, **once)
+    with pytest.raises(InvalidRequest, match="lets 95 tokens follow"):
+        admit([1, 5], max_new_tokens=120, eos_token_id=5, **once)
+    with pytest.raises(InvalidRequest, match="lets 94 tokens follow"):
+        admit([1, 2], max_new_tokens=120, eos_token_id=5, min_new_tokens=95, **once)
+
+    nothing_after_7 = [[7, i] for i in range(97)]
+    with pytest.raises(InvalidRequest, match=r"forbid all 97 tokens after \[7\]; leave one to choose"):
+        admit([1, 2], bad_words_ids=nothing_after_7)
+    with pytest.raises(InvalidRequest, match=r"after \[3, 7\]"):
+        admit(
+            [1, 2],
+            bad_words_ids=[*nothing_after_7[:50], *([3, 7, i] for i in range(50, 90))],
+            suppress_tokens=range(90, 97),
+        )
+    admit([1, 2], bad_words_ids=nothing_after_7[1:])
+
+
+def test_numpys_integers_are_integers(admission: Callable[..., Admit]) -> None:
+    admit = admission(per_request_processors=True)
+    three = np.int64(3)
+    request = admit([1, 2], max_new_tokens=three, min_new_tokens=np.int32(1), suppress_tokens=[three], seed=np.uint8(9))
+    assert (request.max_new_tokens, request.sampling.min_new_tokens, request.sampling.seed) == (3, 1, 9)
+    kept = (request.max_new_tokens, request.sampling.min_new_tokens, *request.sampling.suppress_tokens)
+    assert {type(value) for value in kept} == {int}
+    for none in (np.bool_(True), True, np.float64(3), 3.0, "3"):
+        with pytest.raises(InvalidRequest, match="max_new_tokens must be an integer >= 1"):
+            admit([1, 2], max_new_tokens=none)

@@ -63,3 +63,10 @@ def test_nothing_wrong_and_nothing_to_ask(monkeypatch):
 
     monkeypatch.setattr(check, "ask", ask)
     check_engines([job("ours", page_size=None), job("static")])
+
+
+def test_an_environment_in_which_nothing_starts_is_named():
+    with pytest.raises(
+        ValueError, match=r"could not be checked with engine\.env\.PYTHONHOME=/nonexistent: ModuleNotFoundError: "
+    ):
+        check_engines([job("ours", page_size=16, env={"PYTHONHOME": "/nonexistent"})])

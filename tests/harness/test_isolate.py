@@ -23,14 +23,14 @@ def send(**message): os.write(int(sys.argv[3]), json.dumps(message).encode() + b
 
 @pytest.fixture
 def run(tmp_path, monkeypatch):
-    def run(program, limits=None, on_message=lambda m: None):
+    def run(program, limits=None, on_message=lambda m: None, env=None):
         script = tmp_path / "child.py"
         script.write_text(PRELUDE + program)
         starter = tmp_path / "python"
         starter.write_text(f'#!/bin/sh\nexec {sys.executable} {script} "$@"\n')
         starter.chmod(starter.stat().st_mode | stat.S_IXUSR)
         monkeypatch.setattr(sys, "executable", str(starter))
-        run_isolated([tmp_path / "job.json"], tmp_path / "run.log", limits or Limits(20, 20), on_message)
+        run_isolated([tmp_path / "job.json"], tmp_path / "run.log", limits or Limits(20, 20), on_message, env)
 
     return run
 
@@ -60,6 +60,19 @@ def test_a_crash_keeps_the_end_of_the_log(run):
     with pytest.raises(RunFailed, match="exited with code 7 while starting") as failed:
         run("print('last words'); sys.exit(7)")
     assert failed.value.detail == "last words"
+
+
+@pytest.mark.parametrize(
+    ("program", "said"),
+    [
+        ("sys.exit(7)", "code 7 while starting with engine.env.A_VARIABLE=1"),
+        ("send(phase='measuring'); sys.exit(7)", "code 7 while measuring"),
+    ],
+)
+def test_a_start_that_fails_names_the_environment_it_was_given(run, program, said):
+    with pytest.raises(RunFailed) as failed:
+        run(program, env={"A_VARIABLE": "1"})
+    assert failed.value.cause.endswith(said)
 
 
 def test_an_end_without_a_result_is_a_failure(run):

@@ -6,13 +6,15 @@ from dataclasses import asdict
 
 import pytest
 
-from harness import manifest
+from harness import manifest, provenance
 from harness.app import main
 from harness.config import config_hash
 from harness.estimate import History, PlannedRun, estimate, listing
 from harness.manifest import JobState
 from harness.plan import make_plan
-from harness.resume import remaining, unfinished_sweep
+from harness.report.arms import group_arms
+from harness.report.read import read_results
+from harness.resume import notices, remaining, unfinished_sweep
 
 SWEEP = ["-m", "engine='null'", "model=tiny-llama", "engine.ttft_ms=10,20,30", "measure.repeats=2"]
 
@@ -179,3 +181,43 @@ def test_what_only_says_how_a_command_is_started_is_not_in_its_record():
     plan = make_plan([*SWEEP, "dry_run=true"])
     assert not any("dry_run" in o for job in plan.jobs for o in job.overrides)
     assert [config_hash(j.config) for j in plan.jobs] == [config_hash(j.config) for j in make_plan(SWEEP).jobs]
+
+
+SEEDS = ["-m", "engine='null'", "model=tiny-llama", "workload.requests=2", "hydra.sweep.dir=s", "report=false"]
+
+
+def test_a_widened_sweep_names_its_arms_anew_and_keeps_its_baseline(tmp_path, capsys):
+    """Planned with 20 ms alone, then with 10 ms before it: the measured arm gets its name, ratios stay to it."""
+    assert main([*SEEDS, "engine.ttft_ms=20"]) == 0
+    before = (tmp_path / "s" / "manifest.jsonl").read_text().count('"ok"')
+    capsys.readouterr()
+    assert main([*SEEDS, "engine.ttft_ms=10,20", "resume=true"]) == 0
+    out, err = capsys.readouterr()
+    assert (tmp_path / "s" / "manifest.jsonl").read_text().count('"ok"') == before + 1 == 2  # not measured again
+    assert "this plan is not the one that s was begun with (1 configs more, 0 left out)" in err
+    assert "named by this plan's variable (engine.ttft_ms)" in err
+    assert "different code" not in err
+    arms = group_arms(read_results(tmp_path / "s"))
+    assert [(a.series, a.is_baseline) for a in arms] == [("ttft_ms = 10.0", False), ("ttft_ms = 20.0", True)]
+    assert "ttft_ms = 20.0" in out
+
+
+def test_the_first_plan_keeps_its_baseline_without_a_word_where_nothing_was_added(tmp_path, capsys):
+    jobs = make_plan([*SEEDS, "engine.ttft_ms=20,10"]).jobs
+    write(tmp_path / "s", states(jobs, _0="ok"))
+    assert notices(tmp_path / "s", jobs, {}) == []
+
+
+def test_other_code_is_said_before_anything_runs(tmp_path, capsys, monkeypatch):
+    assert main([*SEEDS, "engine.ttft_ms=20"]) == 0
+    jobs = make_plan([*SEEDS, "engine.ttft_ms=20"]).jobs
+    now = provenance.own_revision()
+    assert now["git.sha"], "this test runs in a checkout"
+    assert notices(tmp_path / "s", jobs, now) == []
+    (said,) = notices(tmp_path / "s", jobs, {"git.sha": "f" * 40, "git.dirty": False, "git.diff_sha256": None})
+    assert "were measured with different code" in said
+    assert "now ffffffffff" in said
+    monkeypatch.setattr("harness.app.own_revision", lambda: {"git.sha": "f" * 40})
+    capsys.readouterr()
+    assert main([*SEEDS, "engine.ttft_ms=20", "resume=true", "dry_run=true"]) == 0
+    assert said in capsys.readouterr().err

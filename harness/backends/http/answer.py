@@ -2,6 +2,8 @@
 
 Pure bookkeeping without clock or network. A delivery counts as tokens if something says so: token ids, log
 probabilities, a running usage count, or text. A chunk with only a role, or with empty text and nothing else, is none.
+A server's number of generated tokens that cannot be true (more than were asked for, none although some came, no whole
+number) is set aside: what was seen counts then, and the record says so.
 """
 
 from __future__ import annotations
@@ -39,7 +41,7 @@ class AnswerReader:
 
     Attributes:
         finish_reason, error: as the server says; None = not yet.
-        prompt_tokens, output_tokens, cached_tokens: the server's own counts; None = it states none.
+        prompt_tokens, output_tokens, cached_tokens: the server's own counts; None = it states none that can be true.
         done: whether ``[DONE]`` came.
     """
 
@@ -47,6 +49,7 @@ class AnswerReader:
         self._max_new_tokens = max_new_tokens
         self._running_usage = running_usage
         self._usage_seen = 0
+        self._impossible = False
         self._counted_by: set[str] = set()
         self._delivered_tokens = 0
         self.deliveries = 0
@@ -65,6 +68,8 @@ class AnswerReader:
             return None
         if "text" not in self._counted_by and self._counted_by:
             return "logprobs" if self._counted_by <= {"ids", "logprobs"} else "counts"
+        if self._impossible:
+            return "impossible"
         return "nothing" if self.output_tokens is None else "total"
 
     @property
@@ -92,9 +97,12 @@ class AnswerReader:
         if chunk.get("error") or kind == "error":
             self.error = self.error or error_message(chunk)
             return None
-        choices = chunk.get("choices") or []
-        grown = self._take_usage(chunk.get("usage"), bool(choices))
-        found = self._tokens(choices[0], grown, isinstance(chunk.get("usage"), Mapping)) if choices else None
+        if malformed := _malformed(chunk):
+            self.error = self.error or malformed
+            return None
+        choice = (chunk.get("choices") or [None])[0]
+        grown = self._take_usage(chunk.get("usage"), choice)
+        found = None if choice is None else self._tokens(choice, grown, isinstance(chunk.get("usage"), Mapping))
         if found is not None:
             self.deliveries += 1
         return found
@@ -109,33 +117,46 @@ class AnswerReader:
             return classify_failure(self.error, "decode" if self.deliveries else "prefill"), self.error
         reason = self.finish_reason
         if reason in _ENDED_BY_A_STOP:
-            return Outcome.OK_EOS, None
+            return Outcome.OK_EOS, self._without_a_token()
         if reason in _ENDED_BY_THE_CAP:
-            return Outcome.OK_LENGTH, None
+            return Outcome.OK_LENGTH, self._without_a_token()
         if reason in _CANCELLED:
             return Outcome.CANCELLED, f"the server ended it: finish_reason {reason}"
         if reason is not None:
             return Outcome.ENGINE_ERROR, f"the server ended it: finish_reason {reason}"
         known = self._delivered_tokens if self.output_tokens is None else self.output_tokens
         if self.done and known >= self._max_new_tokens:
-            return Outcome.OK_LENGTH, None
+            return Outcome.OK_LENGTH, self._without_a_token()
         if truncated or self.deliveries or not self.done:
             return Outcome.STREAM_TRUNCATED, "the stream ended without a finish_reason"
         return Outcome.EMPTY, "the stream held no token and no finish_reason"
 
-    def _take_usage(self, usage: Any, with_choices: bool) -> int | None:
+    def _without_a_token(self) -> str | None:
+        """Why an answer that ended as if all were well holds nothing (its record will be EMPTY); None if it does."""
+        if self.deliveries or not self.output_tokens:
+            return None
+        return f"the server counts {self.output_tokens} generated tokens and delivered none"
+
+    def _take_usage(self, usage: Any, choice: Mapping[str, Any] | None) -> int | None:
         """Note the server's counts; how many tokens more than at the last chunk, if it keeps a running count."""
         if not isinstance(usage, Mapping):
             return None
-        self.prompt_tokens = _count(usage.get("prompt_tokens"), self.prompt_tokens)
-        completion = _count(usage.get("completion_tokens"), None)
+        self.prompt_tokens = _count(usage.get("prompt_tokens"), 1) or self.prompt_tokens
         details = usage.get("prompt_tokens_details")
         if isinstance(details, Mapping):
-            self.cached_tokens = _count(details.get("cached_tokens"), self.cached_tokens)
-        if completion is None:
+            cached = _count(details.get("cached_tokens"), 0)
+            self.cached_tokens = self.cached_tokens if cached is None else cached
+        stated = usage.get("completion_tokens")
+        if stated is None:
+            return None
+        some_came = self.deliveries > 0 or (choice is not None and bool(_text(choice)))
+        completion = _count(stated, 1 if some_came else 0)
+        self._impossible = completion is None or not self._usage_seen <= completion <= self._max_new_tokens
+        if completion is None or self._impossible:
+            self.output_tokens, self._running_usage = None, False
             return None
         self.output_tokens = completion
-        if not (self._running_usage and with_choices):
+        if not self._running_usage or choice is None:
             return None
         grown, self._usage_seen = completion - self._usage_seen, completion
         return grown
@@ -143,8 +164,7 @@ class AnswerReader:
     def _tokens(self, choice: Mapping[str, Any], grown: int | None, with_usage: bool) -> Delivered | None:
         if choice.get("finish_reason") is not None:
             self.finish_reason = str(choice["finish_reason"])
-        body = choice.get("delta") or choice.get("message") or {}
-        text = choice.get("text") or body.get("content") or body.get("reasoning_content") or body.get("reasoning")
+        body, text = _body(choice), _text(choice)
         self._texts += bool(text)
         self._texts_with_usage += bool(text) and with_usage
         if text and not with_usage:
@@ -178,8 +198,38 @@ def error_message(body: Any) -> str:
     return " ".join(str(error).split())[:500]
 
 
-def _count(value: Any, otherwise: int | None) -> int | None:
-    """``value`` if it is a number of tokens; servers have been seen to send null, NaN, floats and nonsense."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= _LARGEST_COUNT:
-        return otherwise
-    return int(value)
+def _body(choice: Mapping[str, Any]) -> Mapping[str, Any]:
+    return choice.get("delta") or choice.get("message") or {}
+
+
+def _text(choice: Mapping[str, Any]) -> Any:
+    body = _body(choice)
+    return choice.get("text") or body.get("content") or body.get("reasoning_content") or body.get("reasoning")
+
+
+def _malformed(chunk: Mapping[str, Any]) -> str | None:
+    """What of a chunk is not of the type that the interface states, in words; None if all is."""
+    choices = chunk.get("choices")
+    if choices is not None and not (isinstance(choices, list) and all(isinstance(c, Mapping) for c in choices)):
+        return f"the server sent choices that are no list of objects: {str(choices)[:200]!r}"
+    for choice in choices or ():
+        for name in ("delta", "message", "logprobs"):
+            if choice.get(name) is not None and not isinstance(choice[name], Mapping):
+                return f"the server sent a {name} that is no object: {str(choice[name])[:200]!r}"
+        logprobs = choice.get("logprobs") or {}
+        lists = {
+            "token_ids": choice.get("token_ids") or _body(choice).get("token_ids"),
+            "logprobs": logprobs.get("content") or logprobs.get("tokens"),
+        }
+        for name, value in lists.items():
+            if value and not isinstance(value, list):
+                return f"the server sent {name} that are no list: {str(value)[:200]!r}"
+    return None
+
+
+def _count(value: Any, least: int) -> int | None:
+    """``value`` if it is a number of tokens of at least ``least``, else None; servers have been seen to send null, NaN,
+    fractions and nonsense."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= _LARGEST_COUNT:
+        return None
+    return int(value) if value == int(value) else None

@@ -129,3 +129,72 @@ def test_a_whole_answer_is_one_delivery(usage):
     whole = {"choices": [{"message": {"content": "abc"}, "finish_reason": "stop"}], "usage": usage(3, 5)}
     assert reader.take_chunk(whole) == Delivered(None, 5)
     assert (reader.counted_by, reader.outcome(truncated=False)[0]) == ("counts", Outcome.OK_EOS)
+
+
+@pytest.mark.parametrize("stated", [10**9, 65, 0, 2.5, -5, True, "9"])
+@pytest.mark.parametrize("running", [False, True])
+def test_a_count_that_cannot_be_true_is_not_believed(text, usage, stated, running):
+    """Two texts with a cap of 64: the number is above it, none although text came, or no whole number."""
+    chunks = [text("a"), text("b", "length"), {"choices": [], "usage": usage(9, stated)}, "[DONE]"]
+    if running:
+        chunks[0] = text("a", usage=usage(9, stated))
+    reader, found = read(chunks, running=running)
+    assert found == [HIDDEN, HIDDEN, None, None]
+    assert (reader.output_tokens, reader.counted_by, reader.prompt_tokens) == (None, "impossible", 9)
+    assert reader.outcome(truncated=False) == (Outcome.OK_LENGTH, None)
+
+
+def test_a_running_count_that_falls_is_not_believed(text, usage):
+    reader, found = read([text("a", usage=usage(4, 3)), text("b", "stop", usage=usage(4, 1))], running=True)
+    assert found == [Delivered(None, 3), HIDDEN]
+    assert (reader.output_tokens, reader.counted_by) == (None, "impossible")
+
+
+def test_zeros_while_it_runs_are_mended_by_a_total_that_can_be_true(text, usage):
+    chunks = [text("a", usage=usage(4, 0)), text("b", "stop", usage=usage(4, 0)), {"choices": [], "usage": usage(4, 2)}]
+    reader, found = read(chunks, running=True)
+    assert found == [HIDDEN, HIDDEN, None]  # when each came is kept
+    assert (reader.output_tokens, reader.counted_by) == (2, "total")
+
+
+def test_ids_count_beside_an_impossible_number(text, usage):
+    reader, found = read([text("ab", "stop", token_ids=[5, 6], usage=usage(4, 10**9))])
+    assert (found, reader.output_tokens, reader.counted_by) == ([Delivered((5, 6), 2)], None, None)
+
+
+def test_a_count_with_nothing_delivered_says_so(text, usage):
+    """Its record is EMPTY, a failure; this is why."""
+    reader, found = read([text("", "stop"), {"choices": [], "usage": usage(4, 7)}])
+    assert found == [None, None]
+    assert reader.outcome(truncated=False)[1] == "the server counts 7 generated tokens and delivered none"
+    assert read([text("", "stop"), {"choices": [], "usage": usage(4, 0)}])[0].outcome(truncated=False)[1] is None
+
+
+def test_prompts_of_no_tokens_and_fractions_are_unstated(text):
+    for bad in (0, 1.5, -1, True):
+        stated = {"prompt_tokens": bad, "completion_tokens": 1, "prompt_tokens_details": {"cached_tokens": 0.5}}
+        reader, _ = read([text("a", "stop", usage=stated)])
+        assert (reader.prompt_tokens, reader.cached_tokens, reader.output_tokens) == (None, None, 1)
+
+
+@pytest.mark.parametrize(
+    ("chunk", "says"),
+    [
+        ({"choices": "abc"}, "choices that are no list of objects: 'abc'"),
+        ({"choices": 5}, "choices that are no list of objects"),
+        ({"choices": {"text": "a"}}, "choices that are no list of objects"),
+        ({"choices": [7]}, "choices that are no list of objects"),
+        ({"choices": [{"delta": "abc"}]}, "a delta that is no object: 'abc'"),
+        ({"choices": [{"message": ["abc"]}]}, "a message that is no object"),
+        ({"choices": [{"text": "a", "logprobs": [1]}]}, "a logprobs that is no object"),
+        ({"choices": [{"text": "a", "logprobs": {"tokens": 4}}]}, "logprobs that are no list: '4'"),
+        ({"choices": [{"text": "a", "token_ids": 4}]}, "token_ids that are no list: '4'"),
+    ],
+)
+def test_chunks_of_other_types_are_an_error_in_words(text, chunk, says):
+    reader, found = read([text("a"), chunk, text("b", "length")])
+    assert found[:2] == [HIDDEN, None]
+    outcome, why = reader.outcome(truncated=False)
+    assert outcome is Outcome.ENGINE_ERROR
+    assert says in why
+    assert read([text("a"), {"choices": None}, text("b", "length")])[0].error is None

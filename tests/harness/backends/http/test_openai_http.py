@@ -237,3 +237,21 @@ def test_wrong_settings_are_refused_by_name():
     ):
         with pytest.raises(ValueError, match=message):
             create("openai_http", None, settings)
+
+
+def test_an_impossible_count_makes_no_rate(measure, Answer, text, usage):
+    """A billion tokens for a request that asked for 64: not known how many, so no rate, and the report says it."""
+    lie = Answer([(100, text("a")), (200, text("b", "stop")), (201, {"choices": [], "usage": usage(4, 10**9)})])
+    tables, _ = measure(lie)
+    row, run = only(tables), only(tables, "runs")
+    assert (row["outcome"], row["output_counted_by"], run["n_uncounted"]) == ("ok_eos", "impossible", 1)
+    assert tables["requests"]["output_tokens"].isna().all()
+    assert tables["runs"]["gen_tok_s"].isna().all()
+    assert not tables["requests"]["ttft_ms"].isna().any()  # what was measured stays
+
+
+def test_a_count_without_any_token_is_a_failure(measure, Answer, text, usage):
+    tables, _ = measure(Answer([(100, text("", "stop")), (101, {"choices": [], "usage": usage(4, 7)})]))
+    row = only(tables)
+    assert (row["outcome"], row["error"]) == ("empty", "the server counts 7 generated tokens and delivered none")
+    assert not tables["runs"]["generated_tokens"].fillna(0).any()
