@@ -153,7 +153,8 @@ def _task(config: DictConfig) -> str:
         root=root,
         overrides=shown_overrides(h.overrides.task),
         number=_number(h, values["experiment"]) if multirun else None,
-        arm=arm(values, choices, values["experiment"]["variable"]),
+        # Of a single run, which of the engine's settings it had: ours_small beside ours.
+        arm=arm(values, choices, values["experiment"]["variable"] if multirun else "engine"),
         stamp=datetime.now(UTC).strftime("%Y%m%dT%H%M%S"),
         place=_place(values["experiment"]),
     )

@@ -29,16 +29,12 @@ from harness.journal import discard
 from harness.measuring import Messages, Served, measure, process_facts
 from harness.preparation import load_or_outline, warmup_of, workload_of
 from harness.record import RunRecord
-from workloads.workload import Workload
+from harness.shared_prompts import refuse_shared_prompts
 
 SWITCH_INTERVAL_S = 0.0005
 """How long a thread may keep the interpreter while another wants it. Python's 5 ms would make the sender, which shares
 the process with the engine, that late for a due time, and the stamps of tokens as coarse. The same for all engines.
 """
-
-
-_SAME_BEGIN = 16
-"""Two prompts with so many equal first ids, or two shorter ones that are equal, are taken for the same."""
 
 
 class Report:
@@ -105,7 +101,7 @@ def serve(specs: Sequence[Mapping[str, Any]], report: Report, clock: Clock) -> b
 
     report.phase("building the workload")
     workloads = [workload_of(spec, loaded) for spec in specs]
-    _refuse_equal(workloads)
+    refuse_shared_prompts(workloads)
 
     report.phase("starting the engine")
     generation = GenerationSettings(**first["generation"])
@@ -131,21 +127,6 @@ def serve(specs: Sequence[Mapping[str, Any]], report: Report, clock: Clock) -> b
         return True
     finally:
         backend.stop()
-
-
-def _refuse_equal(workloads: Sequence[Workload]) -> None:
-    """Raise ValueError where a run of this process would send prompts that begin like an earlier run's: the engine's
-    prefix cache would know them."""
-    seen: dict[tuple[int, ...], str] = {}
-    for workload in workloads:
-        begins = {r.prompt_ids[:_SAME_BEGIN] for r in workload.requests}
-        if again := next((b for b in begins if b in seen), None):
-            raise ValueError(
-                f"a prompt of the workload {workload.name!r} begins like one of {seen[again]!r}, measured before it in "
-                "the same process, so a prefix cache would know it: give one of them another workload.seed, or set "
-                "measure.runs_per_process=1 and measure.share_process=false"
-            )
-        seen |= dict.fromkeys(begins, workload.name)
 
 
 def _write(record: RunRecord, out: Path, report: Report) -> bool:

@@ -6,7 +6,7 @@ A launcher starts the first one; what it needs to know of the others is in a fil
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from itertools import groupby
 from pathlib import Path
@@ -14,9 +14,13 @@ from typing import Any
 
 from harness.blocks import Place
 from harness.expand import PlannedJob, process_key
-from harness.job import Job
+from harness.job import Job, workload_of_iteration
+from harness.shared_prompts import refuse_shared_prompts
+from workloads.build import build_workload
 
 _FOLDER = ".companions"
+_VOCABULARY = 1 << 17
+"""Stands for a model's before one is loaded: prompts of different seeds are as good as never equal in it."""
 
 
 def processes(jobs: Sequence[PlannedJob]) -> list[list[PlannedJob]]:
@@ -27,6 +31,43 @@ def processes(jobs: Sequence[PlannedJob]) -> list[list[PlannedJob]]:
         return (job.place.block, job.place.replica, process_key(job.config), alone)
 
     return [list(members) for _, members in groupby(jobs, own)]
+
+
+def check_prompts(jobs: Sequence[PlannedJob]) -> None:
+    """Refuse a sweep in which a process would measure prompts that it has seen, before anything has started.
+
+    Which prompts are equal is a matter of seeds and hardly of the model, so none is loaded. What reads a file is left
+    to the process, which looks again: a recording takes long to read, and texts need the model's tokenizer.
+
+    Raises:
+        ValueError: as `harness.shared_prompts.refuse_shared_prompts`, or a workload that cannot be built.
+    """
+    checked: list[list[Mapping[str, Any]]] = []
+    for members in processes(jobs):
+        specs = [spec for job in members for spec in _specs(job.config)]
+        if len(specs) < 2 or specs in checked:
+            continue
+        checked.append(specs)
+        refuse_shared_prompts(
+            [
+                build_workload(spec["workload"], spec["arrival"], vocab_size=_VOCABULARY, seed=spec["seed"])
+                for spec in specs
+            ]
+        )
+
+
+def _specs(config: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """What the workloads of a job are made of, one a run; [] if that is in a file."""
+    if config["workload"].get("path") is not None:
+        return []
+    return [
+        {
+            "workload": workload_of_iteration(config, i),
+            "arrival": config["arrival"],
+            "seed": config["measure"]["seed"],
+        }
+        for i in range(config["measure"]["runs_per_process"])
+    ]
 
 
 def write(root: Path, members: Sequence[PlannedJob]) -> tuple[str, ...]:

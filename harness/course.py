@@ -41,12 +41,16 @@ class Course:
         left_s = (self.others_s + max(self.this_s - elapsed_s, 0.0)) / self.at_once
         return f"{number}, about {duration(left_s)} to go"
 
-    def after_this(self) -> str:
-        """``2 of 4 runs, about 2 min to go``, when this run has ended; "" where it was the only one."""
+    def after_this(self, well: bool = True) -> str:
+        """``2 of 4 runs, about 2 min to go``, when this run has ended; "" where it was the only one.
+
+        Args:
+            well: whether it ended well; how long one took that did not is no measure of those to come.
+        """
         if self.total == 1:
             return ""
         done = f"{min(self.ended + 1, self.total)} of {self.total} runs"
-        if self.ended + 1 >= self.total or self.others_s is None:
+        if self.ended + 1 >= self.total or self.others_s is None or (self.this_s is None and not well):
             return done
         return f"{done}, about {duration(self.others_s / self.at_once)} to go"
 

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 
 class RunFailed(RuntimeError):
-    """A measured run did not end well. ``cause`` is the one-line reason, ``detail`` the traceback if there is one."""
+    """A measured run did not end well.
+
+    ``cause`` is the one-line reason, ``detail`` the traceback if there is one, ``status`` failed, timeout or
+    interrupted.
+    """
 
     def __init__(self, cause: str, detail: str | None = None, status: str = "failed") -> None:
         super().__init__(cause)

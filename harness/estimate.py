@@ -43,10 +43,12 @@ class Estimate:
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """Durations in s of runs that ended well, process start to end: by config hash, and by engine, model, workload."""
+    """Durations in s of runs that ended well, process start to end: by config hash, and by engine, model, workload;
+    ``where``: the folder below which they were found."""
 
     same: Mapping[str, Sequence[float]]
     alike: Mapping[tuple[str, ...], Sequence[float]]
+    where: Path
 
 
 def history(results: Path) -> History:
@@ -62,7 +64,7 @@ def history(results: Path) -> History:
     for digest, durations in same.items():
         if digest in kinds:
             alike.setdefault(kinds[digest], []).extend(durations)
-    return History(same, alike)
+    return History(same, alike, results)
 
 
 def _kinds(folder: Path) -> dict[str, tuple[str, ...]]:
@@ -85,7 +87,8 @@ def estimate(config: Mapping[str, Any], known: History) -> Estimate:
     ):
         if durations:
             n = len(durations)
-            return Estimate(statistics.median(durations), f"{what}, {n} earlier run{'s' if n > 1 else ''}")
+            basis = f"{what}: median of {n} earlier run{'s' if n > 1 else ''} below {known.where}"
+            return Estimate(statistics.median(durations), basis)
     last_due_s = _last_due_s(config)
     if not last_due_s:  # all at once, or told by the workload alone: nothing follows from that
         return Estimate(None, "never measured here")

@@ -22,7 +22,7 @@ from harness.config import check, config_hash
 from harness.course import Course
 from harness.errors import RunFailed, one_line
 from harness.isolate import Limits, run_isolated
-from harness.job import Job, Run
+from harness.job import Job, Run, workload_of_iteration
 from harness.manifest import JobState
 from harness.metrics import compute_tables
 from harness.progress import JobDisplay
@@ -151,24 +151,24 @@ class _Follower:
         self._began = time.monotonic()
         self.display = JobDisplay(runs[0].title, self.course)
         self.written: set[int] = set()
-        self.ended = 0
         self.current = 0
         self._failed: int | None = None
 
     def take(self, message: Mapping[str, Any]) -> None:
         run = int(message.get("run", self.current))
         if run != self.current:
-            self.current, self.ended, self._began = run, 0, time.monotonic()
+            self.current, self._began = run, time.monotonic()
             self._shared.begin(self._runs[run].owner)
             self.display.begin(self._runs[run].title)
-        self.ended = message.get("ended", self.ended)
         self.display.update(message)
         if "error" in message:
             self._failed = run
         if message.get("written"):
             self.written.add(run)
             if "error" not in message:
-                self.display.note(_headline(self._runs[run].directory))
+                later = self._runs[run + 1 :]
+                last = all(r.owner != self._runs[run].owner for r in later)
+                self.display.note(_headline(self._runs[run].directory), last=last)
                 self._shared.written(self._runs[run].owner)
 
     def course(self) -> Course:
@@ -205,7 +205,7 @@ def _run_process(runs: Sequence[Run], shared: _Shared, lasted: Sequence[float]) 
             bad = follower.failed
             if bad not in follower.written:  # it may have ended in order, with all it measured in its tables
                 _write_failed_row(runs[bad], runs[bad].directory, failure)
-            display.finish(f"{failure.status}: {failure.cause} (log: {log})")
+            display.finish(f"{failure.status}: {failure.cause} (log: {log})", well=False)
             missed = f"not measured: its process ended in an earlier run: {failure.cause}"
             for run in runs[bad + 1 :]:
                 _write_failed_row(run, run.directory, RunFailed(missed))
@@ -214,8 +214,10 @@ def _run_process(runs: Sequence[Run], shared: _Shared, lasted: Sequence[float]) 
         except KeyboardInterrupt:
             at = runs[follower.current]
             if follower.current not in follower.written:
-                _write_failed_row(at, at.directory, RunFailed("interrupted by Ctrl-C"))
-            display.finish(f"interrupted after {follower.ended} requests", goes_on=False)
+                _write_failed_row(at, at.directory, RunFailed("interrupted by Ctrl-C", status="interrupted"))
+            ended = store.ended_requests(at.directory)
+            point = f"after {ended[0]} of {ended[1]} requests" if ended else "before the first request"
+            display.finish(f"interrupted {point}", goes_on=False)
             raise
     return [("ok", None)] * len(runs)
 
@@ -233,7 +235,7 @@ def _specify(run: Run, process: str) -> Path:
     specification = {
         "identity": job.identity(run.repeat, run.iteration, process),
         **{group: job.config[group] for group in groups},
-        "workload": job.workload(run.iteration),
+        "workload": workload_of_iteration(job.config, run.iteration),
         "command_line": _command_line(job.overrides),
         "out": str(directory.resolve()),
     }
@@ -277,7 +279,7 @@ def _try_failed_row(run: Run, directory: Path, failure: RunFailed) -> None:
 
 
 def _failed_tables(job: Job, record: RunRecord, failure: RunFailed) -> dict[str, Any]:
-    record.status = "timeout" if failure.status == "timeout" else "failed"
+    record.status = failure.status
     record.slo = read_slo(job.config["slo"])
     return compute_tables(record)
 

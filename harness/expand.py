@@ -18,7 +18,7 @@ from harness.blocks import Place, arrange, together
 from harness.compose import CONFIG_NAME, parse
 from harness.config import check, check_mode, plain, unknown_keys
 from harness.config_errors import unknown_key
-from harness.models import ModelSpec, check_source
+from harness.models import ModelSpec, check_source, may_have_tokenizer
 from harness.sweep import arm, baseline
 from workloads.build import check_sources
 
@@ -173,10 +173,11 @@ def check_files(configs: Sequence[Mapping[str, Any]]) -> list[str]:
         ValueError: one is not there or cannot be used, with what to do.
     """
     notes: list[str] = []
-    for groups in _different(configs, "workload", "arrival"):
-        notes += check_sources(groups["workload"], groups["arrival"])
     for groups in _different(configs, "model"):
         check_source(ModelSpec(**groups["model"]))
+    takes_text = all(may_have_tokenizer(ModelSpec(**groups["model"])) for groups in _different(configs, "model"))
+    for groups in _different(configs, "workload", "arrival"):
+        notes += check_sources(groups["workload"], groups["arrival"], takes_text=takes_text)
     return list(dict.fromkeys(notes))
 
 

@@ -21,7 +21,8 @@ class Job:
         root: where its manifest is; ``directory`` itself for a single run, the sweep's directory otherwise.
         overrides: command-line overrides that made this config.
         number: index within the sweep; None for a single run.
-        arm: value of the experiment's variable in this job; None for a single run.
+        arm: value of the experiment's variable in this job, of a single run its choice of engine; None if the sweep
+            names no variable.
         stamp: when this job was started (UTC, ``YYYYmmddTHHMMSS``), part of its run ids.
         place: where it stands in the order of a sweep, where it is one run; None: it does all its repeats by itself.
     """
@@ -77,7 +78,7 @@ class Job:
             "engine": self.config["engine"]["name"],
             "model": self.config["model"]["name"],
             "workload": self.config["workload"]["name"],
-            "seed": self._workload_seed() + iteration,
+            "seed": _workload_seed(self.config) + iteration,
             "config_hash": digest,
             "overrides": list(self.overrides),
         }
@@ -87,14 +88,16 @@ class Job:
         """What the manifest calls it: its directory relative to the sweep's, "." for a single run."""
         return "." if self.directory == self.root else str(self.directory.relative_to(self.root))
 
-    def workload(self, iteration: int) -> dict[str, Any]:
-        """The group ``workload`` of an iteration: the seed of the first plus the index: prompts of its own."""
-        given = dict(self.config["workload"])
-        return given if iteration == 0 else given | {"seed": self._workload_seed() + iteration}
 
-    def _workload_seed(self) -> int:
-        seed = self.config["workload"].get("seed")
-        return int(self.config["measure"]["seed"] if seed is None else seed)
+def workload_of_iteration(config: Mapping[str, Any], iteration: int) -> dict[str, Any]:
+    """The group ``workload`` of an iteration of a job: the seed of the first plus the index: prompts of its own."""
+    given = dict(config["workload"])
+    return given if iteration == 0 else given | {"seed": _workload_seed(config) + iteration}
+
+
+def _workload_seed(config: Mapping[str, Any]) -> int:
+    seed = config["workload"].get("seed")
+    return int(config["measure"]["seed"] if seed is None else seed)
 
 
 @dataclass(frozen=True, slots=True)

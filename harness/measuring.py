@@ -183,13 +183,13 @@ def process_facts(engine: str, device: Device | None, model: Mapping[str, Any]) 
 
 
 def _judge(record: RunRecord, result: Drive, timeout_s: float) -> None:
-    """Set the run's status: an interrupted run, or one without a single answered request, is a failed one."""
+    """Set the run's status: one without a single answered request is a failed one."""
     bad = [r for r in record.requests if not r.outcome.ok]
     still_open = sum(r.outcome is Outcome.UNFINISHED for r in bad)
     unfinished = f"{still_open} of {len(record.requests)} requests unfinished"
     if result.interrupted:
-        record.status = "failed"
-        record.error = f"interrupted: {unfinished}"
+        record.status = "interrupted"
+        record.error = f"interrupted by Ctrl-C: {unfinished}"
     elif result.timed_out:
         record.status = "timeout"
         record.error = f"{unfinished} after measure.timeout_s={timeout_s:g}"

@@ -13,6 +13,7 @@ from omegaconf import OmegaConf
 
 from harness.analysis.design import variable_of
 from harness.arguments import asks_for_sweep, own_configs, refuse_mistaken, split_arguments
+from harness.companions import check_prompts
 from harness.compose import composing, first_value, load, parse
 from harness.expand import PlannedJob, check_files, checked, expand
 from harness.pinning import pins
@@ -87,6 +88,7 @@ def make_plan(arguments: Sequence[str]) -> Plan:
     configs = tuple({job.place.arm: job.config for job in jobs}.values()) if jobs else (values,)
     for note in check_files(configs):
         print(f"cb-bench: {note}", file=sys.stderr)
+    check_prompts(jobs or ())
     # Sampled tokens differ between engines by right: nothing to compare then.
     reference = None if values["generation"]["do_sample"] else values["measure"]["reference_engine"]
     arguments = (*flags, *overrides, *added)

@@ -45,6 +45,7 @@ class JobDisplay:
         self._measuring_since: float | None = None
         self._phase = "starting"
         self._counts = ""
+        self._stands = ""  # where the command stood when this run ended, while its process goes on
 
     def __enter__(self) -> Self:
         self._began = time.monotonic()
@@ -77,22 +78,26 @@ class JobDisplay:
 
     def begin(self, title: str) -> None:
         """The process goes on to another run."""
-        self._title, self._measuring_since, self._counts = title, None, ""
+        self._title, self._measuring_since, self._counts, self._stands = title, None, "", ""
         self._began = time.monotonic()
 
-    def note(self, outcome: str, goes_on: bool = True) -> None:
+    def note(self, outcome: str, goes_on: bool = True, well: bool = True, last: bool = True) -> None:
         """Print the line that stays about a run.
 
         Args:
             goes_on: whether the runs after this one will follow.
+            well: whether it ended well.
+            last: whether it was the last of those that one process makes of a job, which count as one.
         """
-        left = self._course().after_this() if goes_on else ""
-        self._print(f"{self._title}: {outcome}" + (f" · {left}" if left else ""))
+        course = self._course()
+        elapsed_s = time.monotonic() - self._began
+        self._stands = (course.after_this(well) if last else course.during_this(elapsed_s)) if goes_on else ""
+        self._print(f"{self._title}: {outcome}" + (f" · {self._stands}" if self._stands else ""))
 
-    def finish(self, outcome: str, goes_on: bool = True) -> None:
+    def finish(self, outcome: str, goes_on: bool = True, well: bool = True) -> None:
         """:meth:`note` of the last run of the process."""
         self._hush()
-        self.note(outcome, goes_on)
+        self.note(outcome, goes_on, well)
 
     def _talk(self) -> None:
         """Speak up from time to time, also while the child has nothing to say: loading a model may take minutes."""
@@ -122,5 +127,5 @@ class JobDisplay:
         what = self._phase
         if self._phase == "measuring" and self._counts:
             what = f"measuring, {self._counts}"
-        where = self._course().during_this(elapsed_s)
+        where = self._stands or self._course().during_this(elapsed_s)
         return f"{self._title}: {what}, {elapsed_s:.0f} s" + (f" · {where}" if where else "")

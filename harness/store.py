@@ -19,6 +19,7 @@ import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet
 
+from harness.record import Outcome
 from harness.tables import LATER, TABLES, check_frame
 
 MARKER = "runs.parquet"
@@ -78,6 +79,14 @@ def read_result(directory: Path, names: Iterable[str] = tuple(TABLES)) -> dict[s
             raise NotAResult(f"{directory} is incomplete: it has no {path.name}")
         tables[name] = _with_schema(name, pd.read_parquet(path), path)
     return tables
+
+
+def ended_requests(directory: Path) -> tuple[int, int] | None:
+    """Requests that had ended in the runs of ``directory``, and all of them; None if there are none."""
+    if not is_result(directory):
+        return None
+    outcomes = read_result(directory, ("requests",))["requests"]["outcome"]
+    return (int((outcomes != Outcome.UNFINISHED.value).sum()), len(outcomes)) if len(outcomes) else None
 
 
 def combine(directories: Sequence[Path]) -> dict[str, pd.DataFrame]:

@@ -9,7 +9,6 @@ from typing import Any
 import pandas as pd
 
 from harness import gate, manifest, store
-from harness.record import Outcome
 
 
 def arm(config: Mapping[str, Any], choices: Mapping[str, str | None], variable: str | None) -> str | None:
@@ -85,11 +84,12 @@ def kept_line(root: Path) -> str:
 def _kept_requests(root: Path) -> str:
     if not store.is_result(root):
         return "nothing was measured"
-    requests = store.read_result(root, ("requests",))["requests"]
-    answered = int((requests["outcome"] != Outcome.UNFINISHED.value).sum())
-    if not answered:
+    ended, total = store.ended_requests(root) or (0, 0)
+    if not ended:
         return "no request had ended, so no measurement is left"
-    return f"in all {answered} of {len(requests)} requests are in the tables of {root}"
+    runs = len(store.read_result(root, ("runs",))["runs"])
+    which = f" of its {runs} runs" if runs > 1 else ""
+    return f"the tables of {root} hold {ended} of {total} requests{which}"
 
 
 def combine_jobs(

@@ -136,9 +136,14 @@ def summary(d: Description) -> str:
 
 def _shown(lengths: LengthSummary) -> str:
     return (
-        f"p50 {lengths.p50:,.0f}, p95 {lengths.p95:,.0f}, max {lengths.max:,}, mean {lengths.mean:,.1f}, "
-        f"{lengths.total:,} tokens in all"
+        f"p50 {_percentile(lengths.p50)}, p95 {_percentile(lengths.p95)}, max {lengths.max:,}, "
+        f"mean {lengths.mean:,.1f}, {lengths.total:,} tokens in all"
     )
+
+
+def _percentile(tokens: float) -> str:
+    """Between two lengths a percentile is no whole number."""
+    return f"{tokens:,.1f}".removesuffix(".0")
 
 
 def _lengths(args: argparse.Namespace, config: Mapping[str, Any]) -> None:

@@ -74,15 +74,18 @@ def build_workload(
         check_bursts(cfg, arrival)
     content = _content(cfg, vocab_size, used_seed, tokenizer, special_ids)
     requests = _scheduled(content, arrival)
-    for note in content.facts.get("notes", ()):
+    facts = dict(content.facts)
+    if unused := _unused_times(cfg, content, arrival):
+        facts["notes"] = [*facts["notes"], unused]
+    for note in facts.get("notes", ()):
         logger.warning("%s", note)
-    kind = next(name for name, cls in ARRIVALS.items() if type(arrival) is cls)
     spec = {
         "workload": dataclasses.asdict(cfg) | {"seed": used_seed},
-        "arrival": {"kind": kind} | {f.name: getattr(arrival, f.name) for f in dataclasses.fields(type(arrival))},  # type: ignore[arg-type]
+        "arrival": {"kind": _kind(arrival)}
+        | {f.name: getattr(arrival, f.name) for f in dataclasses.fields(type(arrival))},  # type: ignore[arg-type]
         "vocab_size": vocab_size,
         "special_ids": sorted(special_ids),
-        **content.facts,
+        **facts,
     }
     gaps = cfg.measured_gaps if isinstance(cfg, BurstsWorkload) else None
     return Workload(cfg.name, requests, arrival.concurrency, spec, None if gaps is None else (gaps[0], gaps[1]))
@@ -116,6 +119,20 @@ def _scheduled(content: Content, arrival: Arrival) -> tuple[ScheduledRequest, ..
     )
 
 
+def _kind(arrival: Arrival) -> str:
+    return next(name for name, cls in ARRIVALS.items() if type(arrival) is cls)
+
+
+def _unused_times(cfg: WorkloadConfig, content: Content, arrival: Arrival) -> str | None:
+    """That own times are left aside. Of a trace it goes without saying: its lengths are often wanted alone."""
+    if not isinstance(cfg, PromptsFileWorkload) or content.recorded_s is None or _kind(arrival) == "as_recorded":
+        return None
+    return (
+        f"{cfg.path}: due_s is not used, arrival={_kind(arrival)} says when requests are sent: arrival=as_recorded "
+        "uses it"
+    )
+
+
 class _AnyTokenizer:
     """Stands for a model's tokenizer where only the file is looked at."""
 
@@ -123,10 +140,15 @@ class _AnyTokenizer:
         return [0] * max(1, len(text) // 4)
 
 
-def check_sources(workload_cfg: WorkloadConfig | Mapping[str, Any], arrival_cfg: Any) -> tuple[str, ...]:
+def check_sources(
+    workload_cfg: WorkloadConfig | Mapping[str, Any], arrival_cfg: Any, *, takes_text: bool = True
+) -> tuple[str, ...]:
     """Find a bad setting or file before a model is loaded for it: read the files that are named.
 
     What depends on the model (ids outside its vocabulary) is left to `build_workload`.
+
+    Args:
+        takes_text: whether the model has a tokenizer.
 
     Returns:
         What is left out of the files or put right, one sentence each.
@@ -145,8 +167,10 @@ def check_sources(workload_cfg: WorkloadConfig | Mapping[str, Any], arrival_cfg:
     if isinstance(cfg, LengthTableWorkload):
         return read_table_of(cfg).notes
     if isinstance(cfg, PromptsFileWorkload):
-        content = prompts_file_content(cfg, vocab_size=1 << 31, seed=0, tokenizer=_AnyTokenizer())
-        return tuple(content.facts["notes"])
+        tokenizer = _AnyTokenizer() if takes_text else None
+        content = prompts_file_content(cfg, vocab_size=1 << 31, seed=0, tokenizer=tokenizer)
+        unused = _unused_times(cfg, content, make_arrival(arrival_cfg))
+        return (*content.facts["notes"], *([unused] if unused else []))
     if isinstance(cfg, SessionsWorkload):
         check_sessions(cfg)
     elif isinstance(cfg, BurstsWorkload):

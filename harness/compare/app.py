@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.markup import escape as plain
 from rich.table import Table
 
+from harness import manifest
 from harness.analysis.comparison import Finding, tests_in, write_comparison
 from harness.analysis.verdict import Thresholds, Verdict
 from harness.compare.compatibility import Mismatch, mismatches
@@ -49,17 +50,19 @@ def main(argv: Sequence[str] | None = None) -> int:
             )
             return EXIT_REFUSED
         pairing = pair_arms(a, b, args.variable, args.arm_a, args.arm_b, frozenset(m.name for m in refusing))
+        apart = command_of(args.a) != command_of(args.b)
         findings = findings_of(pairing)
         out = args.out or args.b / "comparisons" / args.a.resolve().name
         write_comparison(out, findings)
-        (out / "comparison.html").write_text(_page(args.a, args.b, differing, pairing, findings), encoding="utf-8")
+        text = _page(args.a, args.b, remarks(differing, pairing, apart), differing, findings)
+        (out / "comparison.html").write_text(text, encoding="utf-8")
     except (ResultsError, ValueError, OSError) as error:
         print(f"cb-compare: {error}", file=sys.stderr)
         return EXIT_REFUSED
     if args.json:
         print(json.dumps(_as_json(differing, pairing, findings), indent=1))
     else:
-        _print(differing, pairing, findings)
+        _print(remarks(differing, pairing, apart), pairing, findings)
         print(f"\ntables and page: {out}")
     return EXIT_CONFOUNDED if any(f.verdict == Verdict.CONFOUNDED for f in findings) else 0
 
@@ -82,8 +85,18 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def remarks(differing: Sequence[Mismatch], pairing: Pairing) -> list[str]:
-    """What a reader must know besides the numbers, a sentence each."""
+def command_of(directory: Path) -> Path:
+    """The folder of the command that measured what is in ``directory``: the sweep's for one of its runs."""
+    path = directory.resolve()
+    return next((p for p in (path, *path.parents) if (p / manifest.FILE).is_file()), path)
+
+
+def remarks(differing: Sequence[Mismatch], pairing: Pairing, apart: bool) -> list[str]:
+    """What a reader must know besides the numbers, a sentence each.
+
+    Args:
+        apart: whether the two sets were measured by different commands.
+    """
     lines = [("" if m.matters else "noted, ") + m.in_words() for m in differing]
     lines += pairing.unmatched
     for pair in pairing.pairs:
@@ -98,11 +111,12 @@ def remarks(differing: Sequence[Mismatch], pairing: Pairing) -> list[str]:
                 f"{pair.b.series}: confounded by {names}. Measure again with {names} pinned to one value, or declare "
                 "what is compared with --variable (several with commas between)"
             )
-    lines.append("The two sets were measured apart: block i of one did not run beside block i of the other.")
+    if apart:
+        lines.append("The two sets were measured apart: block i of one did not run beside block i of the other.")
     return lines
 
 
-def _print(differing: Sequence[Mismatch], pairing: Pairing, findings: Sequence[Finding]) -> None:
+def _print(said: Sequence[str], pairing: Pairing, findings: Sequence[Finding]) -> None:
     console = Console() if sys.stdout.isatty() else Console(width=200, no_color=True)
     for pair in pairing.pairs:
         rows = [f for f in findings if (f.facet, f.arm) == (pair.facet, pair.b.series)]
@@ -125,7 +139,7 @@ def _print(differing: Sequence[Mismatch], pairing: Pairing, findings: Sequence[F
         if tests := tests_in(rows):
             console.print(plain(Thresholds().in_words(tests)), highlight=False)
         console.print()
-    for line in remarks(differing, pairing):
+    for line in said:
         console.print(plain(f"! {line}"), highlight=False)
 
 
@@ -164,13 +178,13 @@ def _as_json(differing: Sequence[Mismatch], pairing: Pairing, findings: Sequence
     }
 
 
-def _page(a: Path, b: Path, differing: Sequence[Mismatch], pairing: Pairing, findings: Sequence[Finding]) -> str:
+def _page(a: Path, b: Path, said: Sequence[str], differing: Sequence[Mismatch], findings: Sequence[Finding]) -> str:
     title = f"{b.resolve().name} against {a.resolve().name}"
     rows = [[m.kind, m.name, m.a, m.b, "yes" if m.matters else "no", m.because or ""] for m in differing]
     return page(
         title,
         [
-            f"<h1>{escape(title)}</h1>" + "".join(f"<p>{escape(line)}</p>" for line in remarks(differing, pairing)),
+            f"<h1>{escape(title)}</h1>" + "".join(f"<p>{escape(line)}</p>" for line in said),
             section("Comparison", comparison_details(findings)),
             section("What differs", text_table(["kind", "fact", "A", "B", "matters", "because of"], rows))
             if rows

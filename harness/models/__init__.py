@@ -6,7 +6,7 @@ or a hub id ``owner/name``; see :mod:`harness.models.sources`.
 
 from harness.models.load import load_model, outline_model
 from harness.models.presets import DEMO_MODEL, preset_names
-from harness.models.sources import check_source
+from harness.models.sources import check_source, may_have_tokenizer
 from harness.models.spec import LoadedModel, ModelFacts, ModelLoadError, ModelOutOfMemoryError, ModelSpec
 
 __all__ = [
@@ -18,6 +18,7 @@ __all__ = [
     "ModelSpec",
     "check_source",
     "load_model",
+    "may_have_tokenizer",
     "outline_model",
     "preset_names",
 ]

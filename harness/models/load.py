@@ -13,13 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 from harness.models.facts import chat_template_hash, config_hash, quantisation, tokenizer_hash, weight_hash
 from harness.models.gguf import cache_root, dequantise_apart, dequantised_folder, gguf_config, gguf_tokenizer, read_gguf
-from harness.models.sources import ModelSource, find_source
+from harness.models.sources import ModelSource, find_source, has_tokenizer_files
 from harness.models.spec import LoadedModel, ModelFacts, ModelLoadError, ModelOutOfMemoryError, ModelSpec
 
 if TYPE_CHECKING:
     import torch
-
-_TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json", "vocab.txt")
 
 
 def load_model(spec: ModelSpec, device: str | torch.device) -> LoadedModel:
@@ -148,7 +146,7 @@ def _real_model(
 
 
 def _folder_tokenizer(folder: Path | None) -> Any | None:
-    if folder is None or not any((folder / name).is_file() for name in _TOKENIZER_FILES):
+    if folder is None or not has_tokenizer_files(folder):
         return None
     from transformers import AutoTokenizer
 

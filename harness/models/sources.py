@@ -18,6 +18,7 @@ from workloads.names import did_you_mean
 # Everything a causal LM needs; not the second copy of the weights that some repositories carry for other programs.
 _HUB_FILES = ("*.json", "*.safetensors", "*.jinja", "*.txt", "*.model")
 _HUB_IGNORED = ("original/*", "consolidated*")
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json", "vocab.txt")
 
 
 @dataclass(frozen=True)
@@ -60,6 +61,23 @@ def check_source(spec: ModelSpec) -> None:
     """
     if _hub_id(spec) is None:
         find_source(spec)
+
+
+def may_have_tokenizer(spec: ModelSpec) -> bool:
+    """False where it is known, without asking the hub, that the model comes without a tokenizer.
+
+    Raises:
+        ModelLoadError: as :func:`find_source`.
+    """
+    if _hub_id(spec) is not None:
+        return True
+    folder = find_source(spec).folder
+    return folder is None or has_tokenizer_files(folder)
+
+
+def has_tokenizer_files(folder: Path) -> bool:
+    """Whether a model's folder holds a tokenizer in one of the forms that transformers reads."""
+    return any((folder / name).is_file() for name in _TOKENIZER_FILES)
 
 
 def _hub_id(spec: ModelSpec) -> str | None:

@@ -63,7 +63,7 @@ def print_summary(directory: Path | str, console: Console | None = None) -> None
     if hidden:
         said = f"Columns left out to fit {console.width} characters: {', '.join(hidden)}. The report has them."
         console.print(said, style="dim", highlight=False)
-    for line in _remarks(results, arms):
+    for line in _remarks(results, arms, greyed=console.is_terminal):
         console.print(escape(line), style="dim" if console.is_terminal else "", highlight=False)
 
 
@@ -165,19 +165,22 @@ def _with_range(spread: Spread | None) -> str:
 
 
 def _failures(arm: Arm) -> str:
-    runs = len(arm.runs) - len(arm.measured)
+    interrupted = int((arm.runs["status"] == "interrupted").sum())
+    failed = len(arm.runs) - len(arm.measured) - interrupted
     requests = arm.total("n_failed") or 0
-    parts = [f"{runs} of {len(arm.runs)} runs"] if runs else []
+    parts = [f"{failed} of {len(arm.runs)} runs"] if failed else []
+    parts += [f"{interrupted} of {len(arm.runs)} runs interrupted"] if interrupted else []
     parts += [f"{requests} of {arm.total('n_requests') or '?'}"] if requests else []
     return f"[red]{', '.join(parts)}[/red]" if parts else "0"
 
 
-def _remarks(results: Results, arms: list[Arm]) -> list[str]:
+def _remarks(results: Results, arms: list[Arm], greyed: bool) -> list[str]:
     lines = []
     shown = {metric: name for metric, name in PERCENTILES.items() if metric in _LATENCIES}
     if any(len(a.measured) > 1 for a in arms):
         lines.append("Medians over repeats, range in brackets; ratios are geometric means over pairs of equal repeats.")
     lines += [*knee_sentences(arms), *slo_sentences(arms), *ledger_sentences(results, arms)]
     return lines + [
-        f"! {note}" for note in (*missing_notes(results, arms), *validity_notes(results, arms, shown), *results.notes)
+        f"! {note}"
+        for note in (*missing_notes(results, arms), *validity_notes(results, arms, shown, greyed), *results.notes)
     ]

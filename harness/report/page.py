@@ -7,9 +7,9 @@ from html import escape
 
 _STYLE = """
 :root { color-scheme: light dark; --page: #ffffff; --text: #1b1d21; --soft: #5a616b; --line: #d9dce1; --tint: #f4f5f7;
-  --warn: #8a3c00; --warn-tint: #fdf1e7; --accent: #0072b2; }
+  --warn: #8a3c00; --warn-tint: #fdf1e7; --accent: #0072b2; --edge: #0005; }
 @media (prefers-color-scheme: dark) { :root { --page: #15171b; --text: #e7e9ec; --soft: #a2a9b3; --line: #363b43;
-  --tint: #1e2126; --warn: #ffb47a; --warn-tint: #33241a; --accent: #6bb8e8; } }
+  --tint: #1e2126; --warn: #ffb47a; --warn-tint: #33241a; --accent: #6bb8e8; --edge: #fff5; } }
 * { box-sizing: border-box; }
 body { margin: 0; background: var(--page); color: var(--text); font: 16px/1.5 system-ui, sans-serif; }
 main { max-width: 72rem; margin: 0 auto; padding: 1.5rem 1rem 4rem; }
@@ -22,7 +22,12 @@ p { margin: .4rem 0; max-width: 46rem; }
 .headline { font-size: 1.08rem; font-weight: 600; line-height: 1.4; }
 .notes { background: var(--warn-tint); border-left: 4px solid var(--warn); padding: .6rem 1rem; margin: 1rem 0; }
 .notes ul { margin: .2rem 0; padding-left: 1.1rem; }
-.scroll { overflow-x: auto; margin: .5rem 0; }
+/* An edge in shade shows that there is more to scroll to: covers move with the table and hide it at the end. */
+.scroll { overflow-x: auto; margin: .5rem 0; scrollbar-width: thin; background:
+  linear-gradient(var(--page), var(--page)) left / 1.5rem 100% no-repeat local,
+  linear-gradient(var(--page), var(--page)) right / 1.5rem 100% no-repeat local,
+  linear-gradient(to right, var(--edge), transparent) left / .8rem 100% no-repeat scroll,
+  linear-gradient(to left, var(--edge), transparent) right / .8rem 100% no-repeat scroll; }
 table { border-collapse: collapse; font-size: .85rem; font-variant-numeric: tabular-nums; }
 th, td { text-align: right; padding: .35rem .5rem; border-bottom: 1px solid var(--line); vertical-align: top; }
 th { font-weight: 600; vertical-align: bottom; background: var(--tint); }
@@ -51,7 +56,8 @@ details { margin: .6rem 0; } summary { cursor: pointer; color: var(--accent); }
   :root { --page: #fff; --text: #000; --soft: #444; --line: #bbb; --tint: #f2f2f2; --warn: #8a3c00; --warn-tint: #fff; }
   html, body { font-size: 9pt; } main, p, figcaption { max-width: none; } main { padding: 0; }
   h2 { break-after: avoid; }
-  table { font-size: 7pt; } th, td { padding: .2rem .3rem; } .scroll { overflow: visible; } tr { break-inside: avoid; }
+  table { font-size: 7pt; } th, td { padding: .2rem .3rem; } .scroll { overflow: visible; background: none; }
+  tr { break-inside: avoid; }
   .wide table { font-size: 5pt; } .wide th, .wide td { padding: .15rem .12rem; }
   .wide td:first-child { min-width: 4rem; }
   th:first-child, td:first-child { position: static; }

@@ -9,6 +9,7 @@ import pandas as pd
 from harness import manifest
 from harness.provenance import REVISION_KEYS, revision_name
 from harness.report.arms import Arm, by_facet
+from harness.report.bursts import split_bursts
 from harness.report.quantity import number
 from harness.report.read import Results, decoded
 from harness.tables import MIN_P99_SAMPLES
@@ -33,13 +34,17 @@ CALIBRATION_LIMITS = {
 PERCENTILES = {"ttft_p99_ms": "TTFT", "itl_p99_ms": "ITL"}
 
 
-def validity_notes(results: Results, arms: Sequence[Arm], percentiles: Mapping[str, str] = PERCENTILES) -> list[str]:
+def validity_notes(
+    results: Results, arms: Sequence[Arm], percentiles: Mapping[str, str] = PERCENTILES, greyed: bool = True
+) -> list[str]:
     """Failed runs, token mismatches, unequal workloads, arms of mixed runs or of different code, shared processes, a
     busy machine or GPU, a GPU that could not be watched, held clocks, a late sender, a harness out of its bounds,
-    token counts that cannot be true, a load that never stood still, few samples, no repeats; [] if all is well.
+    token counts that cannot be true, a load that never stood still, few samples, bursts that met a running engine, no
+    repeats; [] if all is well.
 
     Args:
         percentiles: the 99th percentiles that are shown, with their names.
+        greyed: whether those of few samples look different where they are shown.
     """
     return [
         *_simulated(results),
@@ -59,7 +64,8 @@ def validity_notes(results: Results, arms: Sequence[Arm], percentiles: Mapping[s
         *_impossible_counts(results, arms),
         *_other_attention(results, arms),
         *_unsteady(arms),
-        *_few_samples(arms, percentiles),
+        *_few_samples(arms, percentiles, greyed),
+        *split_bursts(results, arms),
         *_no_repeats(arms),
     ]
 
@@ -81,9 +87,11 @@ def _bad_runs(results: Results) -> list[str]:
     jobs = [job for job in results.jobs if job.job != "."]
     if any(job.state in ("interrupted", "planned") for job in jobs):
         lines.append(f"The sweep was not finished: {manifest.tally(jobs)}. Only what was measured enters a number.")
-    bad = int((results.runs["status"] != "ok").sum())
-    if bad:
-        lines.append(f"{bad} of {len(results.runs)} runs did not end well: they enter no number.")
+    interrupted = int((results.runs["status"] == "interrupted").sum())
+    bad = int((results.runs["status"] != "ok").sum()) - interrupted
+    for count, what in ((bad, "did not end well"), (interrupted, "interrupted")):
+        if count:
+            lines.append(f"{count} of {len(results.runs)} runs {what}: no number holds such a run.")
     return lines
 
 
@@ -306,15 +314,18 @@ def _late_sender(arms: Sequence[Arm]) -> list[str]:
     return [f"The sender was late, p99 above max(1 ms, 2 % of the median TTFT): {', '.join(late)}."]
 
 
-def _few_samples(arms: Sequence[Arm], percentiles: Mapping[str, str]) -> list[str]:
-    few = [
-        name
-        for metric, name in percentiles.items()
-        if any(a.spread(metric) and a.has_few_samples(metric) for a in arms)
-    ]
+def _few_samples(arms: Sequence[Arm], percentiles: Mapping[str, str], greyed: bool) -> list[str]:
+    few: dict[str, list[Arm]] = {}
+    for metric, name in percentiles.items():
+        if named := [a for a in arms if a.spread(metric) and a.has_few_samples(metric)]:
+            few[name] = named
     if not few:
         return []
-    return [f"p99 of {' and '.join(few)} rests on fewer than {MIN_P99_SAMPLES} samples in some arms: shown greyed."]
+    if greyed:
+        return [f"p99 of {' and '.join(few)} rests on fewer than {MIN_P99_SAMPLES} samples in some arms: shown greyed."]
+    return [
+        f"p99 of {name} rests on fewer than {MIN_P99_SAMPLES} samples: {_names(named)}." for name, named in few.items()
+    ]
 
 
 def _no_repeats(arms: Sequence[Arm]) -> list[str]:

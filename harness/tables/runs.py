@@ -20,7 +20,13 @@ RUNS = Table(
         RUN_ID,
         Column("experiment", "string", "", "experiment the run is part of", "single run"),
         Column("variable", "string", "", "the one setting the experiment varies", "single run"),
-        Column("arm", "string", "", "value of the variable in this run, as text", "single run"),
+        Column(
+            "arm",
+            "string",
+            "",
+            "value of the variable in this run, as text; of a single run its choice of engine",
+            "no variable",
+        ),
         Column("arm_index", "Int64", "", "place of the arm in the sweep as it was written, from 0", "block unknown"),
         Column("repeat", "Int64", "", "index of the repeat within its arm, from 0; in a sweep its block", "not stated"),
         Column(
@@ -43,7 +49,7 @@ RUNS = Table(
         Column("device", "string", "", "device the model ran on", "not stated"),
         Column("seed", "Int64", "", "seed of the workload", "not stated"),
         Column("source", "string", "", "measured, or simulated: the engine's scheduler under a virtual clock"),
-        Column("status", "string", "", "ok, failed or timeout: the run as a whole"),
+        Column("status", "string", "", "ok, failed, timeout or interrupted: the run as a whole"),
         Column("error", "string", "", "one line: why the run failed", "run ok"),
         Column("n_requests", "Int64", "requests", "requests in the workload", "workload not built"),
         Column("n_ok", "Int64", "requests", "requests that ended by EOS or at their cap with at least one token"),

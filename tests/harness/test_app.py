@@ -7,6 +7,7 @@ import os
 import re
 import signal
 from importlib.metadata import distributions
+from pathlib import Path
 
 import pytest
 
@@ -190,6 +191,41 @@ def test_a_disk_that_fails_while_running_is_one_line(capsys, monkeypatch):
 def test_only_what_is_swept_names_a_jobs_folder(in_empty_folder):
     plan = make_plan(["-m", "engine=ours,static", "workload.requests=4", "measure=default"])
     assert "hydra.job.config.override_dirname.exclude_keys=['workload.requests','measure']" in plan.arguments
+
+
+def test_prompts_that_a_process_would_measure_twice_are_refused_before_it_starts(in_empty_folder, capsys):
+    two = ["-m", "engine=null", "model=tiny-llama", "workload=quickstart,mixed_burst", "measure.share_process=true"]
+    command = [*two, "experiment.variable=engine", "dry_run=true"]
+    assert main(command) == 2
+    said = capsys.readouterr().err
+    assert "a prompt of the workload 'mixed_burst' begins like one of 'quickstart'" in said
+    assert main([*command, "measure.share_process=false"]) == 0
+    make_plan(["-m", "experiment=peers"])  # its own do not
+
+
+def test_text_for_a_model_without_tokenizer_is_refused_before_anything_runs(in_empty_folder, capsys):
+    Path("prompts.jsonl").write_text('{"prompt": "some text"}\n')
+    command = [
+        "engine=ours",
+        "model=tiny-llama",
+        "workload=prompts_file",
+        "workload.path=prompts.jsonl",
+        "dry_run=true",
+    ]
+    assert main(command) == 2
+    said = capsys.readouterr().err
+    assert "prompts.jsonl:1: " in said
+    assert "this model has no tokenizer" in said
+    assert main([*command[:1], "model=smollm2", *command[2:]]) == 0
+
+
+def test_a_single_run_is_called_by_its_choice_of_engine(in_empty_folder, monkeypatch):
+    jobs = []
+    monkeypatch.setattr(app, "run_jobs", lambda given: jobs.extend(given) or ["ok"])
+    main(["engine=ours_small", "model=tiny-llama", "results_dir=r"])
+    assert [(job.arm, job.identity(0)["engine"], job.identity(0)["variable"]) for job in jobs] == [
+        ("ours_small", "ours", None)
+    ]
 
 
 def test_an_interrupted_sweep_says_how_to_go_on(capsys, monkeypatch, in_empty_folder):

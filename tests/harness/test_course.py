@@ -48,6 +48,39 @@ def test_a_failed_run_is_over_but_no_measure(tmp_path):
     assert of_sweep(tmp_path, "1", 2.0).after_this() == "2 of 2 runs"
 
 
+def test_after_a_failed_first_run_no_time_is_named_that_the_next_one_would_not_know(tmp_path):
+    for job in ("0", "1", "2"):
+        note(tmp_path, job, "h", "planned", 0)
+    note(tmp_path, "0", "h", "running", 0)
+    first = of_sweep(tmp_path, "0", 7.0)
+    assert first.after_this(well=False) == "1 of 3 runs"
+    assert first.after_this(well=True) == "1 of 3 runs, about 14 s to go"
+
+
+def test_while_a_process_ends_its_run_stays_ended():
+    """The manifest knows of a run's end later than its line: until then the display does not go back."""
+    out, asked = io.StringIO(), []
+
+    def where():
+        asked.append(1)
+        return Course(ended=0, total=5, others_s=40.0)
+
+    with JobDisplay("#0", where, Console(file=out, width=200), every_s=0.02) as display:
+        display.note("6/6 requests ok")
+        deadline = time.monotonic() + 20
+        while out.getvalue().count("\n") < 3 and time.monotonic() < deadline:
+            time.sleep(0.005)
+        display.begin("#1")
+        display.note("6/6 requests ok", last=False)
+    first, *ticks, last = out.getvalue().splitlines()
+    assert first == "#0: 6/6 requests ok · 1 of 5 runs, about 40 s to go"
+    after = [line for line in ticks if line.startswith("#0")]
+    assert len(after) >= 2
+    assert all(line.endswith(" · 1 of 5 runs, about 40 s to go") for line in after)
+    # another run of the same job follows in the process: the job is not over
+    assert last.startswith("#1: 6/6 requests ok · run 1 of 5, ")
+
+
 def test_repeats_of_one_run():
     assert of_repeats((), 1, 5.0).during_this(5.0) == ""
     assert of_repeats((), 1, 5.0).after_this() == ""

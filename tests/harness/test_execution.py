@@ -90,10 +90,10 @@ def test_an_interrupted_job_keeps_the_tables_of_its_repeats(tmp_path, monkeypatc
         (RunFailed("the measured process was ended by SIGKILL while measuring"), "failed", "SIGKILL"),
         (RunFailed("still measuring after 31 s; ended", status="timeout"), "timeout", "still measuring after 31 s"),
         (RunFailed("SinkViolation: second end of 'r0'"), "failed", "second end"),
-        (KeyboardInterrupt(), "failed", "interrupted by Ctrl-C"),
+        (KeyboardInterrupt(), "interrupted", "interrupted by Ctrl-C"),
     ],
 )
-def test_a_run_that_was_killed_keeps_what_it_had_measured(job, fakes, monkeypatch, end, status, error):
+def test_a_run_that_was_killed_keeps_what_it_had_measured(job, fakes, monkeypatch, capsys, end, status, error):
     """Three requests: one had ended, one was generating, one was not sent. The journal is gone with the row written."""
 
     def measure_and_die(specs, *args):
@@ -114,6 +114,7 @@ def test_a_run_that_was_killed_keeps_what_it_had_measured(job, fakes, monkeypatc
     if isinstance(end, KeyboardInterrupt):
         with pytest.raises(KeyboardInterrupt):
             jobs.run_job(job)
+        assert "interrupted after 1 of 3 requests" in capsys.readouterr().err
     else:
         assert jobs.run_job(job) == status
     tables = store.read_result(job.directory)

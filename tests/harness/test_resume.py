@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from pathlib import Path
 
 import pytest
 
@@ -125,13 +126,13 @@ def test_minutes_come_from_the_same_config_then_from_alike_ones_then_from_the_ar
     plan = make_plan(["-m", "engine='null'", "model=tiny-llama", "engine.ttft_ms=10,20,30", "arrival=constant"])
     first, second, third = (job.config for job in plan.jobs)
     kind = ("null", "tiny-llama", "quickstart")
-    known = History({config_hash(first): [60.0, 90.0, 600.0]}, {kind: [120.0]})
+    known = History({config_hash(first): [60.0, 90.0, 600.0]}, {kind: [120.0]}, Path("results"))
     assert (estimate(first, known).seconds, estimate(first, known).is_floor) == (90.0, False)
     assert (estimate(second, known).seconds, estimate(second, known).basis) == (
         120.0,
-        "same engine, model, workload, 1 earlier run",
+        "same engine, model, workload: median of 1 earlier run below results",
     )
-    bare = estimate(third, History({}, {}))
+    bare = estimate(third, History({}, {}, Path("results")))
     assert (bare.seconds, bare.is_floor) == (23 / 2, True)  # 24 requests, two a second, the first at 0
     lines = listing([PlannedRun(j.name, j.config) for j in plan.jobs], known, finished=2)
     assert "1.5 min" in lines[0]
@@ -141,18 +142,20 @@ def test_minutes_come_from_the_same_config_then_from_alike_ones_then_from_the_ar
 def test_nothing_is_promised_of_what_was_never_measured():
     plan = make_plan(["-m", "engine='null'", "model=tiny-llama", "arrival=burst,constant", "engine.ttft_ms=10"])
     runs = [PlannedRun(j.name, j.config) for j in plan.jobs]
-    lines = listing(runs, History({}, {}))  # 24 requests: at once, and two a second
+    lines = listing(runs, History({}, {}, Path("results")))  # 24 requests: at once, and two a second
     assert "unknown  never measured here" in lines[0]
     assert ">= 12 s  arrivals alone" in lines[1]
     assert lines[-1].endswith(": at least 12 s one after the other, and 1 of unknown length")
-    assert listing(runs[:1], History({}, {}))[-1].endswith(": how long is unknown, nothing like it was measured here")
+    assert listing(runs[:1], History({}, {}, Path("results")))[-1].endswith(
+        ": how long is unknown, nothing like it was measured here"
+    )
 
 
 def test_times_of_a_trace_are_not_guessed():
     config = make_plan(["engine='null'", "workload=shared_prefix", "arrival=as_recorded"]).configs[0]
-    found = estimate(config, History({}, {}))
+    found = estimate(config, History({}, {}, Path("results")))
     assert (found.seconds, found.basis) == (None, "never measured here")
-    assert "unknown" in listing([PlannedRun("x", config)], History({}, {}))[0]
+    assert "unknown" in listing([PlannedRun("x", config)], History({}, {}, Path("results")))[0]
 
 
 @pytest.mark.parametrize("spelling", ["dry_run=true", "--dry-run"])

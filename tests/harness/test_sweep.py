@@ -76,7 +76,7 @@ def test_what_an_interrupted_sweep_left(tmp_path):
     assert kept_line(tmp_path) == "nothing was measured"
     run(tmp_path, "0", "static", [1, 2])
     combine_jobs(tmp_path, None)
-    assert kept_line(tmp_path) == f"1 of 1 measured; in all 1 of 1 requests are in the tables of {tmp_path}"
+    assert kept_line(tmp_path) == f"1 of 1 measured; the tables of {tmp_path} hold 1 of 1 requests"
 
 
 def test_jobs_that_were_not_started_are_counted(tmp_path):
@@ -87,7 +87,7 @@ def test_jobs_that_were_not_started_are_counted(tmp_path):
     manifest.append(tmp_path, JobState("1", "h", (), "interrupted", manifest.now(), "interrupted by Ctrl-C"))
     combine_jobs(tmp_path, None)
     tally = "1 of 4 measured, 1 interrupted, 2 not started"
-    assert kept_line(tmp_path) == f"{tally}; in all 1 of 1 requests are in the tables of {tmp_path}"
+    assert kept_line(tmp_path) == f"{tally}; the tables of {tmp_path} hold 1 of 1 requests"
     assert failed_lines(tmp_path) == ["interrupted: 1: interrupted by Ctrl-C"]
     results = read_results(tmp_path)
     assert validity_notes(results, group_arms(results))[0] == (

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from harness.workload_app import main
+from harness.workload_app import _shown, main
+from workloads.describe import LengthSummary
 
 TINY = ("model=tiny-llama", "measure.seed=0")
 
@@ -80,3 +81,9 @@ def test_lengths_needs_a_tokenizer(tmp_path, capsys):
     assert main(["lengths", str(tmp_path / "s.json"), str(tmp_path / "out.csv"), "model=tiny-llama"]) == 2
     assert "has no tokenizer" in capsys.readouterr().err
     assert not Path(tmp_path / "out.csv").exists()
+
+
+@pytest.mark.parametrize("tokens, shown", [(4.5, "4.5"), (4.0, "4"), (1234.25, "1,234.2"), (100.0, "100")])
+def test_a_percentile_between_two_lengths_is_not_rounded_to_one_of_them(tokens, shown):
+    lengths = LengthSummary(total=9, mean=4.5, p50=tokens, p95=5.0, max=5)
+    assert f"p50 {shown}, p95 5, max 5, mean 4.5, 9 tokens" in _shown(lengths)

@@ -80,7 +80,7 @@ def test_an_experiment_composes_lists_its_runs_and_varies_what_it_says(name):
     experiment = plan.jobs[0].config["experiment"]
     assert (experiment["name"], experiment["question"]) == (name, head["Question"])
     assert experiment["variable"] in head["Variable"] or experiment["variable"] == "engine"
-    lines = listing([PlannedRun(job.name, job.config) for job in plan.jobs], History({}, {}))
+    lines = listing([PlannedRun(job.name, job.config) for job in plan.jobs], History({}, {}, Path("results")))
     assert len(lines) == len(plan.jobs) + 1
     assert len({job.name for job in plan.jobs}) == len(plan.jobs)
 
@@ -119,3 +119,9 @@ def test_the_settings_for_a_gpu_compose(name):
 def test_an_slo_is_decided_before_the_margin_is_varied():
     for name in ("safety_margin", "scheduler", "saturation"):
         assert plan_of(name).jobs[0].config["slo"]["name"] != "none"
+
+
+def test_the_readme_names_every_workload() -> None:
+    table = (FOLDER.parents[1] / "README.md").read_text().partition("| `workload=` |")[2].partition("\n\n")[0]
+    named = set(re.findall(r"`(\w+)`", table))
+    assert {path.stem for path in (FOLDER.parent / "workload").glob("*.yaml")} <= named

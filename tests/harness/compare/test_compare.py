@@ -173,6 +173,21 @@ def test_arms_of_sweeps_are_matched_by_value(tmp_path, capsys):
     assert "set A has no measured arm 8 (there are: ours, 16, 32)" in capsys.readouterr().err
 
 
+def test_only_what_two_commands_measured_was_measured_apart(tmp_path, capsys):
+    apart = "The two sets were measured apart"
+    sweep = result(tmp_path / "s", 9.0, arms=("16", "64"))
+    (sweep / "manifest.jsonl").touch()
+    one = result(sweep / "job-16", 9.0, arms=("16",))
+    other = result(tmp_path / "other", 9.0, arms=("16", "64"))
+    for a, b, said in ((sweep, sweep, False), (one, sweep, False), (sweep, other, True)):
+        assert main([str(a), str(b), "--arm-a", "16", "--arm-b", "64", "--force", "--out", str(tmp_path / "out")]) in (
+            0,
+            1,
+        )
+        assert (apart in capsys.readouterr().out) is said
+        assert (apart in (tmp_path / "out" / "comparison.html").read_text()) is said
+
+
 def test_no_results_are_one_line(a, tmp_path, capsys):
     assert main([str(a), str(tmp_path / "none")]) == 2
     assert capsys.readouterr().err.count("\n") == 1

@@ -106,4 +106,21 @@ def test_a_folder_of_several_sweeps_and_two_folders_are_refused(
 
 def test_only_percentiles_of_the_table_are_remarked_on(engines_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     print_summary(engines_dir)
-    assert "! p99 of ITL rests on fewer than" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "! p99 of ITL rests on fewer than 662 samples: " in said  # which arms: nothing is grey in a pipe
+    assert "greyed" not in said
+    console = Console(file=io.StringIO(), force_terminal=True, width=200, color_system=None)
+    print_summary(engines_dir, console)
+    assert "in some arms: shown greyed." in console.file.getvalue()
+
+
+def test_an_interrupted_run_is_not_called_failed(
+    tmp_path: Path, record_maker: Callable, writer: Callable, capsys: pytest.CaptureFixture[str]
+) -> None:
+    record = record_maker("r", "ours", workload="w")
+    record.status, record.error = "interrupted", "interrupted by Ctrl-C"
+    print_summary(writer(tmp_path, [record]))
+    said = capsys.readouterr().out
+    assert "1 of 1 runs interrupted" in said
+    assert "! 1 of 1 runs interrupted: no number holds such a run." in said
+    assert "did not end well" not in said
