@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from harness.capacity.search import Point, falls_behind
+from harness.capacity.search import Point
 
 BUSY = 0.95
 """Share of the time from which the device counts as busy all the time."""
@@ -64,7 +64,7 @@ def binding_constraint(point: Point) -> Binding:
     first = re.match(r"(ttft|itl|e2e)", broken)
     name = first[1] if first and first[1] != "e2e" else "compute"
     # Whoever decodes keeps the device busy, at a low load too: it is short of time only if requests wait for it.
-    if busy >= BUSY and (waits > OFTEN or name == "compute" or falls_behind(point.record)):
+    if busy >= BUSY and (waits > OFTEN or name == "compute" or point.falls_behind):
         return Binding("compute", f"a step ran {busy:.0%} of the time and requests waited for it ({broken})")
     if name == "itl":
         return Binding(name, f"{broken}, {_long_steps(steps)}")

@@ -44,7 +44,8 @@ class Load:
         """At most ``requests`` requests to be sent at any rate. Equal seeds give equal requests and equal gaps,
         whatever the rate (common random numbers).
 
-        Another seed draws other requests of the same kind; those of a trace begin elsewhere in it. A burst, which has
+        Another seed draws other requests of the same kind; those of a trace begin elsewhere in it, and a longer trial
+        of the same seed holds the shorter one. A burst, which has
         no gaps, comes as a Poisson process.
         """
         rng = stream(seed, "capacity")
@@ -52,7 +53,7 @@ class Load:
             chosen = list(built(self.spec, requests=requests, seed=seed).requests)
         else:
             everything = self.workload.requests
-            first = rng.randrange(max(1, len(everything) - requests + 1))
+            first = int(rng.random() * max(1, len(everything) - requests + 1))
             chosen = list(everything[first : first + requests])
         present = {r.request_id for r in chosen}
         chosen = [r for r in chosen if r.follows is None or r.follows in present]  # sessions cut by a window

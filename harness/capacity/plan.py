@@ -13,7 +13,7 @@ from harness.capacity.load import Load
 from harness.capacity.memory import KvCapacity, kv_capacity, typical_lengths
 from harness.capacity.progress import Say, say_nothing
 from harness.capacity.recommend import Setting, improve, recommended
-from harness.capacity.search import Capacity, NothingMeets, find_capacity
+from harness.capacity.search import MOST, Capacity, NothingMeets, find_capacity
 from harness.metrics import run_values
 from harness.report.read import Results
 from harness.simulate import (
@@ -46,7 +46,8 @@ class PlanSettings:
         target_rate: requests/s that are to be served; None = only one GPU's capacity.
         headroom: share of a GPU's capacity that is left free for peaks and failures.
         price_per_gpu_hour: in any currency; None = no cost.
-        requests, seeds: of each simulated run, and how many searches the interval rests on.
+        requests, seeds: of each simulated run to begin with (it grows until what it shows lasts, up to
+            :data:`~harness.capacity.search.MOST` times as many), and how many searches the interval rests on.
         recommend: also try other settings.
     """
 
@@ -159,8 +160,8 @@ def make_plan(results: Results, workload: Workload, settings: PlanSettings, say:
 
         def capacity_of(other: EngineSetup, shown: str, count: int = 1) -> Capacity:
             told = _prefixed(say, f"trying {shown}")
-            tried_with, n = seeds[:count], settings.requests
-            return find_capacity(load, other, model, settings.slo, requests=n, seeds=tried_with, start=base, say=told)
+            length = {"requests": found.requests, "most": max(found.requests, MOST * settings.requests)}
+            return find_capacity(load, other, model, settings.slo, **length, seeds=seeds[:count], start=base, say=told)
 
         setup_after, tried = improve(setup, base, capacity_of)
         if setup_after != setup:
@@ -169,7 +170,12 @@ def make_plan(results: Results, workload: Workload, settings: PlanSettings, say:
     kept = chosen.kept[0]
     gpus = None
     if settings.target_rate is not None:
-        gpus = math.ceil(settings.target_rate / (chosen.sure * (1 - settings.headroom)))
+        if chosen.sure > 0:
+            gpus = math.ceil(settings.target_rate / (chosen.sure * (1 - settings.headroom)))
+        else:
+            notes.append("the seeds differ so much that the interval reaches 0: no number of GPUs follows; raise seeds")
+    if chosen.short:
+        notes.append(short_words(chosen))
     if len(found.by_seed) > 1 and max(found.by_seed) > (1 + WIDE) * min(found.by_seed):
         shown = ", ".join(f"{rate:.3g}" for rate in found.by_seed)
         notes.append(
@@ -200,10 +206,20 @@ def make_plan(results: Results, workload: Workload, settings: PlanSettings, say:
         littles_law(kept),
         gpus,
         cost,
-        _fleet(load, setup_after, model, settings, gpus, notes, say),
+        _fleet(load, setup_after, model, settings, gpus, chosen.requests, notes, say),
         tuple(config),
         beyond / steps if steps else None,
         tuple(notes),
+    )
+
+
+def short_words(capacity: Capacity) -> str:
+    """Why a trial at the capacity does not show that the rate lasts."""
+    judged = [p.judged for p in capacity.kept if p.judged is not None and not p.long_enough]
+    return (
+        f"trials ended at {capacity.requests:,} requests ({MOST} times what was asked for, or all there are), where "
+        f"{max(j.wanted for j in judged):,} would show a rate that lasts (at the capacity they span "
+        f"{min(j.stays for j in judged):.1f} of the longest stays): the capacity may be lower; raise requests"
     )
 
 
@@ -219,6 +235,7 @@ def _fleet(
     model: StepTimeModel,
     settings: PlanSettings,
     gpus: int | None,
+    requests: int,
     notes: list[str],
     say: Say,
 ) -> pd.DataFrame:
@@ -228,7 +245,7 @@ def _fleet(
     if gpus > MOST_REPLICAS:
         notes.append(f"a fleet of {gpus} GPUs is not replayed (more than {MOST_REPLICAS})")
         return pd.DataFrame()
-    workload = load.trial(settings.requests * min(gpus, 4), 0).at(settings.target_rate)
+    workload = load.trial(requests * min(gpus, 4), 0).at(settings.target_rate)
     return fleet_table(workload, setup, model, gpus, settings.slo, say=say)
 
 
@@ -255,6 +272,7 @@ def fleet_table(
         asked, hit = record.counters["prefix_query_tokens"], record.counters["prefix_hit_tokens"]
         columns = (
             "steady_state",
+            "steady_reason",
             "steady_request_s",
             "steady_gen_tok_s",
             "ttft_p50_ms",
@@ -265,9 +283,11 @@ def fleet_table(
             "preemptions",
         )
         share = None if not asked else float(hit or 0) / float(asked)
-        rows.append(
-            {"router": router, "replicas": replicas, **{c: values[c] for c in columns}, "prefix_hit_share": share}
-        )
+        sent = None
+        if values["steady_n"] is not None:
+            sent = values["steady_n"] / (values["steady_end_s"] - values["steady_start_s"])
+        found = {"steady_sent_s": sent, **{c: values[c] for c in columns}, "prefix_hit_share": share}
+        rows.append({"router": router, "replicas": replicas, **found})
     return pd.DataFrame(rows)
 
 

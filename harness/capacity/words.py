@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 import pandas as pd
@@ -10,6 +11,9 @@ from harness.capacity.binding import Binding
 from harness.capacity.plan import Plan
 from harness.capacity.search import Capacity
 from harness.report.quantity import UNKNOWN, memory, number
+
+MANY = 0.1
+"""Share of extrapolated steps that the answer itself names."""
 
 BINDING_WORDS = {
     "ttft": "the time to the first token",
@@ -36,10 +40,32 @@ def headline(plan: Plan) -> list[str]:
         lines.append(
             f"{number(target)} requests/s need {gpus}{' with those' if plan.improved is not None else ''}, with "
             f"{plan.settings.headroom:.0%} headroom below {sure} requests/s each "
-            "(the lower end of the interval, or the worst seed if that is more)."
+            "(the lower end of the interval, or the worst seed if that is less)."
         )
     if plan.cost_per_million is not None:
-        lines.append(f"A million generated tokens cost {number(plan.cost_per_million)} at that load.")
+        lines.append(
+            f"A million generated tokens cost {number(plan.cost_per_million)} at that load, in the currency "
+            "of price_per_gpu_hour."
+        )
+    return [*lines, *trust(plan)]
+
+
+def trust(plan: Plan) -> list[str]:
+    """How far to believe the metric that binds: its error on runs that the model had not seen, and how many of the
+    steps are unlike any measured one if those are many."""
+    if plan.capacity is None:
+        return []
+    broken = re.match(r"\w+", str((plan.improved or plan.capacity).broken[0].values["slo_broken"] or ""))
+    metric = broken[0] if broken else "gen_tok_s"
+    rows = plan.validation.rows
+    errors = rows[(rows["metric"] == metric) & rows["held_out"]]["error"].abs()
+    what = f"{metric}, which binds," if broken else f"{metric} (arrivals outrun it)"
+    if len(errors):
+        lines = [f"{what} is predicted with a median error of {errors.median():.0%} on runs the model had not seen."]
+    else:
+        lines = [f"{what} was not compared with any measured run that the model had not seen."]
+    if plan.extrapolated and plan.extrapolated > MANY:
+        lines.append(f"{plan.extrapolated:.0%} of the steps at that load are larger than any measured one.")
     return lines
 
 
@@ -131,7 +157,8 @@ def fleet_rows(frame: pd.DataFrame) -> tuple[Sequence[str], list[list[str]]]:
     header = (
         "router",
         "GPUs",
-        "requests/s, steady",
+        "sent/s, steady",
+        "ended/s, steady",
         "tok/s, steady",
         "TTFT p50 ms",
         "TTFT p95 ms",
@@ -146,9 +173,9 @@ def fleet_rows(frame: pd.DataFrame) -> tuple[Sequence[str], list[list[str]]]:
         share = r["prefix_hit_share"]
         hits = UNKNOWN if share is None or pd.isna(share) else f"{share:.0%}"
         latencies = [number(r[c]) for c in ("ttft_p50_ms", "ttft_p95_ms", "itl_p50_ms", "itl_p99_ms")]
-        rates = [number(r[c]) for c in ("steady_request_s", "steady_gen_tok_s")]
+        rates = [number(r[c]) for c in ("steady_sent_s", "steady_request_s", "steady_gen_tok_s")]
         if pd.isna(r["steady_request_s"]):
-            rates[0] = f"none: {str(r['steady_state']).replace('_', ' ')}"
+            rates[1] = f"none: {str(r['steady_state']).replace('_', ' ')} ({r['steady_reason']})"
         numbers = [*rates, *latencies]
         rows.append([str(r["router"]).replace("_", " "), str(r["replicas"]), *numbers, met, hits])
     return header, rows

@@ -11,6 +11,7 @@ import pandas as pd
 from harness.capacity.page import plan_page
 from harness.capacity.plan import Plan
 from harness.capacity.recommend import as_yaml
+from harness.capacity.search import Point
 from harness.metrics import compute_tables
 from harness.store import write_result
 
@@ -65,7 +66,6 @@ def tables(plan: Plan) -> dict[str, pd.DataFrame]:
         "extrapolated_share": plan.extrapolated,
     }
     metrics = (
-        "gen_tok_s",
         "ttft_p50_ms",
         "ttft_p95_ms",
         "itl_p50_ms",
@@ -77,7 +77,14 @@ def tables(plan: Plan) -> dict[str, pd.DataFrame]:
     )
     points = () if capacity is None else capacity.points
     rates = [
-        {"rate_request_s": p.rate, "seed": p.seed, "met": p.met, **{m: p.values[m] for m in metrics}} for p in points
+        {
+            "rate_request_s": p.rate,
+            "seed": p.seed,
+            "met": p.met,
+            **_seen(p),
+            **{m: p.values[m] for m in metrics},
+        }
+        for p in points
     ]
     kv = [
         {f: getattr(r, f) for f in ("tokens", "blocks", "requests", "total_tokens", "bytes_per_token")}
@@ -89,4 +96,21 @@ def tables(plan: Plan) -> dict[str, pd.DataFrame]:
         **{name: pd.DataFrame(rows) for name, rows in frames.items()},
         "validation": plan.validation.rows,
         "fleet": plan.fleet,
+    }
+
+
+def _seen(point: Point) -> dict[str, float | int | bool | None]:
+    """What a run shows beside its latencies: its length, and whether what is asked for is also done."""
+    judged = point.judged
+    if judged is None:
+        return {}
+    change = judged.growth
+    return {
+        "requests": len(point.record.requests),
+        "long_enough": point.long_enough,
+        "offered_tok_s": judged.offered_tok_s,
+        "generated_tok_s": judged.generated_tok_s,
+        "sent_s": change.sent / change.seconds if change.seconds else None,
+        "ended_s": change.ended / change.seconds if change.seconds else None,
+        "falls_behind": judged.falls_behind,
     }

@@ -9,9 +9,10 @@ Timeline of a run with staged arrivals::
                     first due   MSER-5       last due
 
 MSER looks at the ranks of the TTFTs (their order statistics), not at the values: a queue that is long for a moment
-late in a run would otherwise pull the cut to itself. The window begins where the first kept request was sent and ends
-with the last one sent: after it the run only drains. A run whose load never stands still gets a label instead of a
-window, and no number of it is an average over one.
+late in a run would otherwise pull the cut to itself. The window begins where the first kept request was sent, but not
+before 95 % of the requests that came first can be over (until then the load can only grow, however constant the TTFT),
+and ends with the last one sent: after it the run only drains. Inside it as many must end as are sent, up to noise.
+A run whose load never stands still gets a label instead of a window, and no number of it is an average over one.
 
 Sources: White, "An effective truncation heuristic for bias reduction in simulation output", Simulation 69 (1997), for
 MSER; batches of five after Spratt (1998). Page, "Continuous inspection schemes", Biometrika 41 (1954), for CUSUM; its
@@ -43,6 +44,12 @@ CUSUM_LIMIT = 1.63
 LEAST_CHANGE = 0.2
 """A change of the mean load below a fifth is none that matters, however significant."""
 
+FILLED = 95
+"""Percentile of the requests' lives after which a run counts as filled."""
+
+DEVIATIONS = 2.5
+"""More requests sent than ended by this many standard deviations of what a load that stands still shows: it grows."""
+
 GROWTH = 1.5
 """A load or TTFT that ends above this multiple of what it was before the middle is a queue that grows: saturated."""
 
@@ -59,11 +66,12 @@ class SteadyState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """The verdict about a run and, if it is steady, its window in ns after the start of the run."""
+    """The verdict about a run and, if it is steady, its window in ns after the start of the run, else the reason."""
 
     state: SteadyState
     start_ns: float | None = None
     end_ns: float | None = None
+    reason: str | None = None
 
     @property
     def seconds(self) -> float | None:
@@ -75,6 +83,54 @@ class Window:
         if self.start_ns is None or self.end_ns is None:
             return np.zeros(len(times_ns), dtype=np.bool_)
         return (times_ns >= self.start_ns) & (times_ns < self.end_ns)
+
+
+@dataclass(frozen=True, slots=True)
+class Growth:
+    """Requests sent and ended in a stretch of a run, whose difference is the change of the number in flight.
+
+    Attributes:
+        seconds: length of the stretch.
+        noise: standard deviation of that difference while the load stands still: the numbers in flight at two moments
+            far apart, each with the variance of its mean (Poisson) times the dispersion of the arrivals.
+    """
+
+    sent: int
+    ended: int
+    seconds: float
+    noise: float
+
+    @property
+    def beyond_noise(self) -> bool:
+        return self.sent - self.ended > DEVIATIONS * self.noise
+
+    def __str__(self) -> str:
+        return f"{self.sent / self.seconds:.3g} requests/s were sent and {self.ended / self.seconds:.3g}/s ended"
+
+
+def life_ns(o: Observations, q: float) -> float:
+    """Percentile ``q`` of the time from submission to end, ns; infinite if nothing ended."""
+    lives = (o.t_done - o.t_submit)[~np.isnan(o.t_done - o.t_submit)]
+    return float(np.percentile(lives, q)) if len(lives) else np.inf
+
+
+def growth(o: Observations, start_ns: float, end_ns: float) -> Growth:
+    """Whether more requests were sent than ended in a stretch, and how much of that is noise.
+
+    The number in flight that noise is told from is the mean over the half of the stretch's length that leads up to its
+    start and the quarter behind it, at least one: one that grows to the end of the stretch does not excuse itself.
+    """
+    sent, done = np.sort(o.t_submit[~np.isnan(o.t_submit)]), o.t_done[~np.isnan(o.t_done)]
+    quarter = (end_ns - start_ns) / 4
+    level = float(in_flight(o, max(float(sent[0]), start_ns - 2 * quarter), start_ns + quarter, bins=1)[0])
+    # Arrivals counted in stretches of a mean life: bursts within one are what the number in flight holds of them.
+    lives = (o.t_done - o.t_submit)[~np.isnan(o.t_done - o.t_submit)]
+    span = float(sent[-1] - sent[0])
+    bins = int(np.clip(span / float(lives.mean()) if len(lives) and lives.mean() > 0 else BINS, 8, BINS))
+    counts = np.histogram(sent, bins)[0]
+    dispersion = max(1.0, float(counts.var(ddof=1) / counts.mean()))
+    inside = (int(((times >= start_ns) & (times < end_ns)).sum()) for times in (sent, done))
+    return Growth(*inside, seconds=(end_ns - start_ns) / 1e9, noise=float(np.sqrt(2 * max(1.0, level) * dispersion)))
 
 
 def mser(series: FloatArray, batch: int = BATCH) -> int | None:
@@ -156,29 +212,45 @@ def steady_window(o: Observations) -> Window:
     """
     sent = np.sort(o.t_submit[~np.isnan(o.t_submit)])
     if not o.started or len(sent) < 2:
-        return Window(SteadyState.TOO_SHORT)
+        return _too_short("fewer than two requests were sent, or when the run began is not known")
     last_end = np.nanmax(np.concatenate((o.t_done, o.t_last, sent)))
     # Everything sent before a tenth of the run has passed: it only ever fills and drains.
     if sent[-1] - sent[0] < 0.1 * (last_end - sent[0]):
-        return Window(SteadyState.BURST)
+        return Window(SteadyState.BURST, reason="all requests were sent within a tenth of the run")
     order = np.argsort(o.t_submit, kind="stable")
     lives = (o.t_done - o.t_submit)[order[: max(1, len(sent) // 4)]]
     # While the first requests are not over, the load can only grow: that is no queue.
     filling = 2 * float(np.nanmedian(lives)) if not np.isnan(lives).all() else np.inf
-    if len(sent) < FEWEST_REQUESTS or sent[-1] - sent[0] < filling:
-        return Window(SteadyState.TOO_SHORT)
+    if len(sent) < FEWEST_REQUESTS:
+        return _too_short(f"{len(sent)} requests were sent, fewer than {FEWEST_REQUESTS}")
+    if sent[-1] - sent[0] < filling:
+        return _too_short("the requests were sent within two of their lives")
     waits = o.t_first - o.t_submit
     answered = order[~np.isnan(waits[order])]
     cut = mser(_ranks(waits[answered]))
-    start, end = float(sent[0] if cut is None else o.t_submit[answered[cut]]), float(sent[-1])
+    end = float(sent[-1])
+    state = _unsteady(o, float(sent[0]), end, waits[answered])
+    if cut is None:
+        return Window(state, reason="the times to the first token never settle")
+    life = life_ns(o, FILLED)
+    filled = sent[np.searchsorted(sent, min(sent[0] + life, end))]
+    start = max(float(o.t_submit[answered[cut]]), float(filled))
+    if end - start < life:
+        if state is SteadyState.SATURATED:
+            return Window(state, reason="the queue or the wait in it goes on growing")
+        return _too_short(f"after it was filled ({life / 1e9:.3g} s), requests came for {(end - start) / 1e9:.3g} s")
     at = change_point(in_flight(o, start, end))
-    if cut is not None:
-        if at is None:
-            return Window(SteadyState.STEADY, start, end)
-        still = _longer_side(o, start, end, at)
-        if still is not None:
-            return still
-    return Window(_unsteady(o, float(sent[0]), end, waits[answered]))
+    window = Window(SteadyState.STEADY, start, end) if at is None else _longer_side(o, start, end, at)
+    if window is None or window.start_ns is None or window.end_ns is None:
+        return Window(state, reason="the number of requests in flight changes")
+    change = growth(o, window.start_ns, window.end_ns)
+    if change.beyond_noise:
+        return _too_short(f"the number of requests in flight still grows: {change}")
+    return window
+
+
+def _too_short(reason: str) -> Window:
+    return Window(SteadyState.TOO_SHORT, reason=reason)
 
 
 def _ranks(values: FloatArray) -> FloatArray:

@@ -45,6 +45,7 @@ def _itl(run: RunView, q: float) -> float | None:
 
 METRICS = (
     RunMetric("steady_state", lambda run: str(run.window.state)),
+    RunMetric("steady_reason", lambda run: run.window.reason),
     RunMetric("steady_start_s", lambda run: _seconds(run.window.start_ns)),
     RunMetric("steady_end_s", lambda run: _seconds(run.window.end_ns)),
     RunMetric("steady_n", _n),

@@ -110,13 +110,15 @@ RUNS = Table(
             "string",
             "",
             "steady; or why there is no window: saturated (the queue grows), non_stationary, burst (all sent within a "
-            "tenth of the run), too_short (under 50 requests, or sent within two lives of a request)",
+            "tenth of the run), too_short (under 50 requests, sent within two lives of a request, or still filling)",
         ),
+        Column("steady_reason", "string", "", "why there is no steady window, in words", "it has one"),
         Column(
             "steady_start_s",
             "Float64",
             "s",
-            "start of the steady window: where the first request was sent that MSER-5 on the TTFTs' ranks keeps",
+            "start of the steady window: where the first request was sent that MSER-5 on the TTFTs' ranks keeps, not "
+            "before the 95th percentile of the requests' lives",
             _NO_WINDOW,
         ),
         Column(

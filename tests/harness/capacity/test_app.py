@@ -16,7 +16,7 @@ from harness.capacity.plan import cost_per_million
 from harness.simulate import StepTimeModel
 from harness.store import read_result
 
-QUICK = ("requests=80", "seeds=2")
+QUICK = ("requests=40", "seeds=2")
 
 
 @pytest.fixture(scope="module")

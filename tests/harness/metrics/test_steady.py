@@ -9,7 +9,7 @@ import pytest
 
 from harness.metrics import compute_tables
 from harness.metrics.observations import observe
-from harness.metrics.steady import BINS, SteadyState, change_point, in_flight, mser, steady_window
+from harness.metrics.steady import BINS, SteadyState, change_point, growth, in_flight, mser, steady_window
 from harness.record import Outcome, RequestRecord, RunRecord, TokenChunk
 
 S = 1_000_000_000
@@ -104,13 +104,43 @@ def test_a_load_that_changes_half_way_is_not_averaged() -> None:
         assert run.steady_end_s <= 52 or run.steady_start_s >= 48  # to a bin
 
 
+@pytest.mark.parametrize("n", [1600, 2400, 4000])
+@pytest.mark.parametrize("seed", range(4))
+def test_what_still_fills_is_not_called_steady(n: int, seed: int) -> None:
+    """200 a second that stay 0.8 to 7.8 s each, first tokens at once: the number in flight climbs for 7.8 s."""
+    rng = np.random.default_rng(seed)
+    sent = np.arange(n) / 200
+    run = compute_tables(record(sent, sent + 0.05, sent + rng.uniform(0.8, 7.8, n)))["runs"].iloc[0]
+    assert run.steady_state == ("steady" if n == 4000 else "too_short"), run.steady_reason
+    if n == 4000:
+        assert run.steady_start_s > 7.0
+        assert run.steady_request_s == pytest.approx(200, rel=0.03)
+    else:
+        assert run.steady_reason
+
+
+def test_a_window_in_which_fewer_end_than_are_sent_is_too_short() -> None:
+    """Lives that grow slowly, by a tenth over the run: below what a change of the mean counts for."""
+    rng = np.random.default_rng(0)
+    sent = np.arange(8000) / 200
+    life = rng.uniform(1.0, 3.0, 8000) + 0.06 * sent
+    o = observe(record(sent, sent + 0.05, sent + life))
+    found = steady_window(o)
+    assert found.state == "too_short"
+    assert "still grows: 200 requests/s were sent and 18" in (found.reason or "")
+    change = growth(o, 5 * S, 40 * S)
+    assert change.sent == 7000
+    assert change.sent - change.ended == pytest.approx(200 * 0.06 * 35, rel=0.2)
+
+
 def test_a_rate_that_only_grows_has_no_window() -> None:
     rng = np.random.default_rng(1)
     sent = np.cumsum(1 / np.linspace(1, 10, 500))
     first = sent + rng.gamma(9, 0.01, len(sent))
     run = compute_tables(record(sent, first, first + 2))["runs"].iloc[0]
     assert run.steady_state in ("saturated", "non_stationary")
-    assert run[[c for c in run.index if c.startswith("steady_") and c != "steady_state"]].isna().all()
+    named = ("steady_state", "steady_reason")
+    assert run[[c for c in run.index if c.startswith("steady_") and c not in named]].isna().all()
     assert run.gen_tok_s > 0  # the whole run's rate stays
 
 
@@ -125,8 +155,9 @@ def test_rates_inside_the_window_by_hand() -> None:
     # One request a second with two tokens and 10 prompt tokens, each over half a second later; TTFT always 0.1 s.
     sent = np.arange(100.0)
     run = compute_tables(record(sent, sent + 0.1, sent + 0.5))["runs"].iloc[0]
-    assert (run.steady_state, run.steady_start_s, run.steady_end_s) == ("steady", 0.0, 99.0)
-    assert run.steady_n == 99  # the last is sent at the end of the window
+    # From the first request sent after 95 % of the lives, which are half a second.
+    assert (run.steady_state, run.steady_start_s, run.steady_end_s) == ("steady", 1.0, 99.0)
+    assert run.steady_n == 98  # the last is sent at the end of the window
     assert run.steady_gen_tok_s == pytest.approx(2.0)
     assert run.steady_prompt_tok_s == pytest.approx(10.0)
     assert run.steady_request_s == pytest.approx(1.0)
