@@ -20,6 +20,9 @@ STAYS = 5.0
 RESOLVED = 0.05
 """Share of the arrivals that may pile up unseen: a trial is so long that more would show beyond the noise."""
 
+PILED = 0.1
+"""A share of the arrivals that piles up counts against a rate even where it may be noise."""
+
 
 @dataclass(frozen=True)
 class Judged:
@@ -28,7 +31,7 @@ class Judged:
     Attributes:
         values: the row of ``runs`` of the requests that came after the filling, by column.
         failed: whether any request of the whole run failed.
-        growth: requests sent and ended in the second half of the time in which requests come.
+        growth: requests sent and ended between the filling and the last request.
         offered_tok_s, generated_tok_s: tokens that the requests ask for which come after the filling, and tokens that
             are generated in that time, each per second of it; None = no time is left.
         stays: how many of its longest stays it spans.
@@ -45,8 +48,11 @@ class Judged:
 
     @property
     def falls_behind(self) -> bool:
-        """Whether requests end slower than they come: no such rate lasts, whatever the latencies so far."""
-        return self.growth.beyond_noise
+        """Whether requests end slower than they come: no such rate lasts, whatever the latencies so far. A trial too
+        short to tell is not given the benefit of the doubt where much piles up."""
+        change = self.growth
+        piled = change.sent - change.ended
+        return change.beyond_noise or piled > max(change.noise, PILED * change.sent)
 
 
 def judge(record: RunRecord) -> Judged:
@@ -60,7 +66,7 @@ def judge(record: RunRecord) -> Judged:
     late = np.flatnonzero(o.t_sched >= filled)
     chosen = set(late.tolist())
     values = run_values(replace(record, requests=[r for i, r in enumerate(record.requests) if i in chosen]))
-    change = growth(o, (first + last) / 2, last)
+    change = growth(o, filled, last)
     longest = life_ns(o, 99)
     span, seconds, sent = last - first, (last - filled) / 1e9, int((~np.isnan(o.t_submit)).sum())
     stays = span / longest if longest else math.inf

@@ -13,7 +13,7 @@ from harness.capacity.load import Load
 from harness.capacity.memory import KvCapacity, kv_capacity, typical_lengths
 from harness.capacity.progress import Say, say_nothing
 from harness.capacity.recommend import Setting, improve, recommended
-from harness.capacity.search import MOST, Capacity, NothingMeets, find_capacity
+from harness.capacity.search import MOST, Capacity, NothingMeets, find_capacity, run_at
 from harness.metrics import run_values
 from harness.report.read import Results
 from harness.simulate import (
@@ -163,7 +163,13 @@ def make_plan(results: Results, workload: Workload, settings: PlanSettings, say:
             length = {"requests": found.requests, "most": max(found.requests, MOST * settings.requests)}
             return find_capacity(load, other, model, settings.slo, **length, seeds=seeds[:count], start=base, say=told)
 
-        setup_after, tried = improve(setup, base, capacity_of)
+        same = load.trial(len(found.kept[0].record.requests), seeds[0])
+
+        def meets(other: EngineSetup, shown: str, rate: float) -> bool:
+            say(f"trying {shown}: simulating {len(same.requests)} requests at {rate:.3g}/s")
+            return run_at(same, rate, seeds[0], other, model, settings.slo).met
+
+        setup_after, tried = improve(setup, base, meets, capacity_of)
         if setup_after != setup:
             improved = capacity_of(setup_after, "the recommended settings", settings.seeds)
     chosen = improved or found

@@ -33,13 +33,17 @@ def candidates(setup: EngineSetup) -> list[dict[str, Any]]:
 
 
 def improve(
-    setup: EngineSetup, base: float, capacity_of: Callable[[EngineSetup, str], Capacity]
+    setup: EngineSetup,
+    base: float,
+    meets: Callable[[EngineSetup, str, float], bool],
+    capacity_of: Callable[[EngineSetup, str], Capacity],
 ) -> tuple[EngineSetup, dict[str, str]]:
     """Try each candidate alone; take the best of each variable that is worth it.
 
     Args:
         base: capacity of ``setup`` under the same seed, requests/s.
-        capacity_of: finds the capacity of another setup, shown in words, with the same requests.
+        meets: whether another setup, shown in words, carries a rate, with the same requests.
+        capacity_of: finds the capacity of another setup; asked only of one that carries a rate worth the change.
 
     Returns:
         The setup to use, and by variable what trying it showed.
@@ -48,6 +52,9 @@ def improve(
     seen: dict[str, list[str]] = {}
     for change in candidates(setup):
         ((name, value),) = change.items()
+        if not meets(setup.changed(**change), f"{name}={value}", base * (1 + WORTH)):
+            seen.setdefault(name, []).append(f"{value}: less")
+            continue
         try:
             rate = capacity_of(setup.changed(**change), f"{name}={value}").rate
         except NothingMeets:

@@ -21,7 +21,7 @@ from harness.slo import Slo
 LOWEST, HIGHEST = 1e-3, 1e6
 """Rates in requests/s between which a capacity is looked for."""
 
-MOST = 8
+MOST = 4
 """A trial grows to at most so many times the requests that were asked for."""
 
 TOLERANCE = 0.02
@@ -199,7 +199,8 @@ def search(run: Runner, seeds: Sequence[int], start: float, length: Callable[[in
 
 
 def _bracket(run: Runner, seed: int, start: float, first: float) -> tuple[Point, Point]:
-    """A rate that keeps the SLO and a higher one that does not, by steps that begin with the factor ``first`` from ``start`` and grow."""
+    """A rate that keeps the SLO and a higher one that does not, by growing steps from ``start``; ``first`` is the
+    factor of the first."""
     point = run(start, seed)
     good, bad = (point, None) if point.met else (None, point)
     factor = first

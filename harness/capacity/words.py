@@ -59,7 +59,11 @@ def trust(plan: Plan) -> list[str]:
     metric = broken[0] if broken else "gen_tok_s"
     rows = plan.validation.rows
     errors = rows[(rows["metric"] == metric) & rows["held_out"]]["error"].abs()
-    what = f"{metric}, which binds," if broken else f"{metric} (arrivals outrun it)"
+    what = (
+        f"{metric}, which binds at that load,"
+        if broken
+        else f"{metric}, which binds at that load (more is asked for than done),"
+    )
     if len(errors):
         lines = [f"{what} is predicted with a median error of {errors.median():.0%} on runs the model had not seen."]
     else:

@@ -129,8 +129,10 @@ def growth(o: Observations, start_ns: float, end_ns: float) -> Growth:
     bins = int(np.clip(span / float(lives.mean()) if len(lives) and lives.mean() > 0 else BINS, 8, BINS))
     counts = np.histogram(sent, bins)[0]
     dispersion = max(1.0, float(counts.var(ddof=1) / counts.mean()))
-    inside = (int(((times >= start_ns) & (times < end_ns)).sum()) for times in (sent, done))
-    return Growth(*inside, seconds=(end_ns - start_ns) / 1e9, noise=float(np.sqrt(2 * max(1.0, level) * dispersion)))
+    arrived, ended = (int(((times >= start_ns) & (times < end_ns)).sum()) for times in (sent, done))
+    return Growth(
+        arrived, ended, seconds=(end_ns - start_ns) / 1e9, noise=float(np.sqrt(2 * max(1.0, level) * dispersion))
+    )
 
 
 def mser(series: FloatArray, batch: int = BATCH) -> int | None:

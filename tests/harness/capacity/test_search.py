@@ -10,6 +10,7 @@ import pytest
 
 from harness.capacity.binding import binding_constraint, busy_share, littles_law
 from harness.capacity.load import Load
+from harness.capacity.plan import short_words
 from harness.capacity.search import NothingMeets, Point, find_capacity, run_at, search
 from harness.record import RunRecord
 from harness.simulate.step_time import Cost
@@ -123,3 +124,79 @@ def test_littles_law_holds_and_the_share_of_busy_time(by_hand: SimpleNamespace) 
     assert law.predicted == pytest.approx(20 * 0.021, rel=0.1)  # ten steps of 2 ms, and what is left of one before
     assert abs(law.difference) < 0.05
     assert busy_share(point) == pytest.approx(20 * 0.020, rel=0.15)
+
+
+SLOW = Slo("loose", ttft_p95_ms=60_000)
+
+
+@pytest.mark.parametrize("requests", [60, 150])
+def test_a_rate_above_the_models_maximum_is_never_carried(by_hand: SimpleNamespace, requests: int) -> None:
+    """Eight places, answers of 50 tokens, steps of 10 ms: 16/s at the most, though nobody waits a minute for a place
+    while a trial of that length lasts."""
+    workload = Load.of(synthetic_of(50))
+    model = by_hand.model(Cost(0.0), Cost(10.0), Cost(0.0))
+    setup = by_hand.setup(num_blocks=2000)
+    found = find_capacity(workload, setup, model, SLOW, requests=requests, seeds=(1,), start=14.0)
+    carried = [p for p in found.points if p.met]
+    assert all(p.rate < 16 * 1.06 for p in carried)
+    if requests == 150:
+        assert found.rate > 13
+    above = run_at(workload.trial(found.requests, 1), 24.0, 1, setup, model, SLOW)
+    assert above.values["slo_met"]
+    assert above.falls_behind
+    assert not above.met
+    assert above.judged is not None
+    assert above.judged.offered_tok_s is not None
+    assert above.judged.generated_tok_s == pytest.approx(800, rel=0.05)
+    assert above.judged.generated_tok_s < 0.9 * above.judged.offered_tok_s
+
+
+def synthetic_of(tokens: int) -> Workload:
+    lengths = LengthConfig("uniform", low=1, high=3)
+    answers = LengthConfig("fixed", value=tokens)
+    settings = SyntheticWorkload(requests=60, prompt_tokens=lengths, output_tokens=answers)
+    return build_workload(settings, Poisson(3.0), vocab_size=500, seed=0)
+
+
+def test_longer_trials_find_the_same_capacity(by_hand: SimpleNamespace) -> None:
+    """A decode step takes longer the more rows it has, and a trial of 100 requests ends before the places fill: it
+    grows, and twice the requests move the capacity by no more than its interval."""
+    load = Load.of(synthetic_of(30))
+    model = by_hand.model(Cost(0.0), Cost(1.0, row_ms=1.0), Cost(0.0))  # 1000 tokens/s: 33 requests/s at the most
+    setup = by_hand.setup(num_blocks=20_000, max_requests_per_batch=256)
+    slo = Slo("gaps", itl_p99_ms=80)
+    once, twice = (find_capacity(load, setup, model, slo, requests=n, seeds=(0, 1, 2), start=26.0) for n in (100, 200))
+    assert once.requests > 100
+    assert any(p.met and not p.long_enough for p in once.points)  # the first, too short one
+    assert once.low is not None
+    assert once.high is not None
+    assert once.low <= twice.rate <= once.high
+    assert max(p.rate for p in twice.points if p.met) < 1000 / 30 * 1.05
+
+
+def test_a_trial_that_may_not_grow_says_so(by_hand: SimpleNamespace) -> None:
+    model = by_hand.model(Cost(0.0), Cost(10.0), Cost(0.0))
+    setup = by_hand.setup(num_blocks=2000)
+    load = Load.of(synthetic_of(50))
+    found = find_capacity(load, setup, model, SLOW, requests=40, most=40, seeds=(0,), start=14.0)
+    assert found.short
+    assert found.requests == 40
+    assert "trials ended at 40 requests" in short_words(found)
+    assert "raise requests" in short_words(found)
+
+
+def test_a_longer_trial_of_a_trace_holds_the_shorter_one(by_hand: SimpleNamespace) -> None:
+    load = Load.of(by_hand.workload(*[(i / 10, 5, 5) for i in range(200)]))
+    for seed in range(5):
+        short, longer = ({r.request_id for r in load.trial(n, seed).requests} for n in (50, 120))
+        assert len(short) == 50
+        assert short < longer
+
+
+def test_gpus_are_counted_by_the_lower_of_interval_and_worst_seed() -> None:
+    few = search(known({0: 30.0, 1: 33.0, 2: 36.0}), (0, 1, 2), 20.0)
+    assert few.low is not None
+    assert few.sure == few.low < min(few.by_seed)
+    many = search(known({s: 30.0 if s == 0 else 40.0 for s in range(12)}), range(12), 20.0)
+    assert many.low is not None
+    assert many.sure == min(many.by_seed) < many.low
