@@ -16,7 +16,7 @@ from harness.capacity.plan import cost_per_million
 from harness.simulate import StepTimeModel
 from harness.store import read_result
 
-QUICK = ("requests=40", "seeds=2")
+QUICK = ("requests=60", "seeds=3")
 
 
 @pytest.fixture(scope="module")
@@ -41,8 +41,10 @@ def test_the_plan_as_tables(planned: Path) -> None:
     assert row["little_logged"] == pytest.approx(row["little_predicted"], rel=0.05)
     assert row["cost_per_million_tokens"] > 0
     rates = pd.read_csv(planned / "rates.csv")
-    assert set(rates["seed"]) == {0, 1}
+    assert set(rates["seed"]) == {0, 1, 2}
     assert rates.groupby("met")["rate_request_s"].mean()[False] > rates.groupby("met")["rate_request_s"].mean()[True]
+    assert (rates[["offered_tok_s", "generated_tok_s"]] > 0).all().all()
+    assert not rates[rates["met"]]["falls_behind"].any()
     assert set(pd.read_parquet(planned / "fleet.parquet")["router"]) == {"round_robin", "least_loaded", "prefix_aware"}
     assert pd.read_parquet(planned / "validation.parquet")["held_out"].all()
 
@@ -62,7 +64,14 @@ def test_the_plan_as_settings_model_and_run(planned: Path) -> None:
 def test_the_page_stands_alone(planned: Path) -> None:
     page = (planned / "plan.html").read_text()
     assert "<svg" in page
-    for word in ("Predicted and measured", "Room in the KV cache", "Behind a router", "What binds is", "Little's law"):
+    for word in (
+        "Predicted and measured",
+        "Room in the KV cache",
+        "Behind a router",
+        "What binds is",
+        "Little's law",
+        "had not seen",
+    ):
         assert word.replace("'", "&#x27;") in page
     assert not any(tag in page for tag in ("<script", "<link", 'src="http', "@import"))
 

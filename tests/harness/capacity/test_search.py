@@ -147,6 +147,7 @@ def test_a_rate_above_the_models_maximum_is_never_carried(by_hand: SimpleNamespa
     assert not above.met
     assert above.judged is not None
     assert above.judged.offered_tok_s is not None
+    assert above.judged.generated_tok_s is not None
     assert above.judged.generated_tok_s == pytest.approx(800, rel=0.05)
     assert above.judged.generated_tok_s < 0.9 * above.judged.offered_tok_s
 
@@ -167,7 +168,6 @@ def test_longer_trials_find_the_same_capacity(by_hand: SimpleNamespace) -> None:
     slo = Slo("gaps", itl_p99_ms=80)
     once, twice = (find_capacity(load, setup, model, slo, requests=n, seeds=(0, 1, 2), start=26.0) for n in (100, 200))
     assert once.requests > 100
-    assert any(p.met and not p.long_enough for p in once.points)  # the first, too short one
     assert once.low is not None
     assert once.high is not None
     assert once.low <= twice.rate <= once.high
