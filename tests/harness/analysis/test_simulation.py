@@ -26,7 +26,7 @@ def runs(noise: np.ndarray, speed: float, rng: np.random.Generator) -> pd.DataFr
     logs = noise[rng.integers(len(noise), size=BLOCKS)] + np.log(speed) * FASTER
     frame = pd.DataFrame(np.exp(logs), columns=METRICS)
     frame = frame.assign(**{m: pd.NA for m in JUDGED if m not in METRICS})
-    return frame.assign(status="ok", workload_hash="w", seed=0, repeat=range(BLOCKS))
+    return frame.assign(status="ok", workload_hash="w", seed=0, repeat=range(BLOCKS), process=pd.NA)
 
 
 def simulate(noise: np.ndarray, speed: float, aa: bool) -> list[list[Finding]]:
