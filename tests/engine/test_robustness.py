@@ -241,6 +241,7 @@ def test_a_second_manager_may_begin_in_the_middle_of_the_firsts_step(kind):
         sizes = {"hidden_size": 32, "ffn_dim": 64, "word_embed_proj_dim": 32, "num_hidden_layers": 2}
         own = OPTConfig(vocab_size=97, num_attention_heads=4, max_position_embeddings=64, pad_token_id=0, **sizes)
         model = OPTForCausalLM._from_config(own, attn_implementation="eager").eval()
+    expected = reference(model, PROMPT)  # before a manager has the model
     c = config(use_fused_forward=False)
     first = init_continuous_batching(model, generation(), c)
     first.start()
@@ -264,8 +265,8 @@ def test_a_second_manager_may_begin_in_the_middle_of_the_firsts_step(kind):
         go_on.set()
         second.join(20)
         assert made, "the second manager met the first one's step"
-        assert made[0]["req_0"].generated_tokens == reference(model, PROMPT)
-        assert [o.generated_tokens for o in first] == [reference(model, PROMPT)]
+        assert made[0]["req_0"].generated_tokens == expected
+        assert [o.generated_tokens for o in first] == [expected]
     finally:
         go_on.set()
         first.destroy()
