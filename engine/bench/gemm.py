@@ -1,8 +1,8 @@
 """Linear layers of a decode step, torch's and tuned: ``python -m engine.bench.gemm`` on a CUDA device.
 
 Every product of three models at the rows of a step, timed as the engine times them when it starts (weights cold, in a
-CUDA graph, both in turn), beside the copy bandwidth and the matmul rate measured in the same process. The last lines add
-up a step's products. Nothing is read from or written to the cache of choices.
+CUDA graph, both in turn), beside the copy bandwidth and the matmul rate measured in the same process. The last lines
+add up a step's products. Nothing is read from or written to the cache of choices.
 """
 
 from __future__ import annotations
