@@ -17,32 +17,41 @@ class Agenda:
     another, and in a closed loop one that waits for a place, is due its think time after that end, and not before its
     own time. A place belongs to a session from its first request until its last one ended. Requests of a phase are due
     their think time after the last end of the phase before.
+
+    Made before the clock of a run begins to count, so that its making (tens of ms for a long trace) delays no request:
+    moments count from 0 until :meth:`begin`.
     """
 
-    def __init__(self, workload: Workload, t_start_ns: int) -> None:
-        self._t_start_ns = t_start_ns
+    def __init__(self, workload: Workload) -> None:
+        self._t_start_ns = 0
         self._lock = threading.Lock()
         self._index = {r.request_id: k for k, r in enumerate(workload.requests)}
         self._follower = {r.follows: r for r in workload.requests if r.follows is not None}
-        self._phases = deque([[r for r in workload.requests if r.phase == p] for p in workload.phases[1:]])
-        opening = [r for r in workload.requests if r.follows is None and r.phase in (None, *workload.phases[:1])]
-        self._open_in_phase = len(opening) if workload.phases else 0
+        phases = workload.phases
+        self._phases = deque([[r for r in workload.requests if r.phase == p] for p in phases[1:]])
+        opening = [r for r in workload.requests if r.follows is None and r.phase in (None, *phases[:1])]
+        self._open_in_phase = len(opening) if phases else 0
         places = len(opening) if workload.concurrency is None else workload.concurrency
         self._queue = deque(opening[places:])  # first requests of sessions without a place
         self._to_come = len(workload) - len(opening[:places])
-        self._due = [(self._own_ns(r), self._index[r.request_id], r) for r in opening[:places]]
+        # Heap of (ns after the start, place in the workload, request).
+        self._due = [(_own_ns(r), self._index[r.request_id], r) for r in opening[:places]]
         heapq.heapify(self._due)
+
+    def begin(self, t_start_ns: int) -> None:
+        """The schedule begins at ``t_start_ns``; to be called before the first request is taken."""
+        self._t_start_ns = t_start_ns
 
     def next_due_ns(self) -> int | None:
         """When the next request is due; None while none has a due time."""
         with self._lock:
-            return self._due[0][0] if self._due else None
+            return self._t_start_ns + self._due[0][0] if self._due else None
 
     def take(self) -> tuple[int, ScheduledRequest]:
         """The next request with its due time, which is the caller's from now on."""
         with self._lock:
             due_ns, _, request = heapq.heappop(self._due)
-            return due_ns, request
+            return self._t_start_ns + due_ns, request
 
     @property
     def exhausted(self) -> bool:
@@ -82,9 +91,10 @@ class Agenda:
 
     def _fall_due(self, request: ScheduledRequest, end_ns: int) -> None:
         """The lock is held."""
-        due_ns = max(self._own_ns(request), end_ns + round(request.think_s * NS_PER_S))
+        due_ns = max(_own_ns(request), end_ns - self._t_start_ns + round(request.think_s * NS_PER_S))
         heapq.heappush(self._due, (due_ns, self._index[request.request_id], request))
         self._to_come -= 1
 
-    def _own_ns(self, request: ScheduledRequest) -> int:
-        return self._t_start_ns + round(request.due_s * NS_PER_S)
+
+def _own_ns(request: ScheduledRequest) -> int:
+    return round(request.due_s * NS_PER_S)

@@ -66,14 +66,14 @@ class _Sender(threading.Thread):
 
     def __init__(self, workload: Workload, backend: Backend, recorder: Recorder, clock: Clock) -> None:
         super().__init__(name="sender", daemon=True)
-        self._workload = workload
         self._backend = backend
         self._recorder = recorder
         self._clock = clock
         self._wake = threading.Event()  # something has changed that a sleeping sender must look at
         self._cancelled = False
         self._done = threading.Event()
-        self._agenda: Agenda | None = None
+        self._agenda = Agenda(workload)
+        self._begun = False
         self.failure: BaseException | None = None
         self.t_start_ns = clock.now_ns()
         # An open loop has nothing between the backend and the recorder.
@@ -82,9 +82,11 @@ class _Sender(threading.Thread):
 
     def run(self) -> None:
         try:
+            agenda = self._agenda
             self.t_start_ns = self._clock.now_ns()
+            agenda.begin(self.t_start_ns)
+            self._begun = True
             self._recorder.started(self.t_start_ns)
-            self._agenda = agenda = Agenda(self._workload, self.t_start_ns)
             while not agenda.exhausted:
                 self._wake.clear()  # before looking: what comes after the look wakes
                 if self._cancelled:
@@ -126,7 +128,7 @@ class _Sender(threading.Thread):
 
     def _on_end(self, request_id: str, outcome: Outcome, time_ns: int) -> None:
         """Called from whatever thread the backend reports an end from."""
-        if self._agenda is None:  # reported before anything was sent: the recorder has noted the breach
+        if not self._begun:  # reported before anything was sent: the recorder has noted the breach
             return
         for given_up in self._agenda.ended(request_id, outcome.ok, time_ns):
             error = f"not sent: {request_id}, before it in its session, ended as {outcome.value}"

@@ -146,7 +146,7 @@ class Workload:
         """Number of chains of requests that wait for each other's end; a request that waits for none is one."""
         return sum(r.follows is None for r in self.requests)
 
-    @property
+    @cached_property
     def phases(self) -> tuple[int, ...]:
         """The phases in order; () without."""
         return tuple(sorted({r.phase for r in self.requests if r.phase is not None}))

@@ -116,13 +116,13 @@ class NullBackend:
         self._submitted += 1
         answer = _Answer(request.request_id, round(self._settings.gap_ms(k) * 1e6), request.max_new_tokens)
         due = now + round(self._settings.first_ms(k) * 1e6)
+        assert self._sink is not None
+        self._sink.on_admit(request.request_id, now)  # before its end, which may be due at once
         with self._changed:
             soonest = not self._due or due < self._due[0][0]
             heapq.heappush(self._due, (due, k, answer))
             if soonest:
                 self._changed.notify()
-        assert self._sink is not None
-        self._sink.on_admit(request.request_id, now)
 
     def close_input(self) -> None:
         """Nothing waits for more input."""

@@ -42,7 +42,7 @@ def serve(
         output_tokens: by request id, tokens until its end where that is not its cap.
         send_s: what sending takes: nobody is sent sooner than so long after the one before.
     """
-    agenda, sent = Agenda(workload, 0), Sent()
+    agenda, sent = Agenda(workload), Sent()
     numbers = {r.request_id: k for k, r in enumerate(workload.requests)}
     waits = workload.waits
     prompts = _Prompts(workload, output_tokens)

@@ -18,7 +18,9 @@ def taken(agenda: Agenda) -> tuple[float, str]:
 
 
 def test_an_open_loop_is_known_from_the_start():
-    agenda = Agenda(Workload("w", (request("a", 0.5), request("b", 0.5), request("c", 2.0))), 10 * S)
+    agenda = Agenda(Workload("w", (request("a", 0.5), request("b", 0.5), request("c", 2.0))))
+    assert agenda.next_due_ns() == 500_000_000
+    agenda.begin(10 * S)
     assert agenda.next_due_ns() == 10_500_000_000
     assert [taken(agenda) for _ in range(3)] == [(10.5, "a"), (10.5, "b"), (12.0, "c")]
     assert agenda.exhausted
@@ -28,7 +30,7 @@ def test_an_open_loop_is_known_from_the_start():
 
 def test_a_turn_is_due_its_think_time_after_the_end_before_it():
     w = Workload("w", (request("a1"), request("a2", follows="a1", think_s=2.5), request("b1", 4.0)))
-    agenda = Agenda(w, 0)
+    agenda = Agenda(w)
     assert taken(agenda) == (0.0, "a1")
     assert agenda.next_due_ns() == 4 * S
     assert agenda.ended("a1", True, 1 * S) == []
@@ -38,7 +40,7 @@ def test_a_turn_is_due_its_think_time_after_the_end_before_it():
 
 
 def test_a_turn_is_never_sent_before_its_own_time():
-    agenda = Agenda(Workload("w", (request("a1"), request("a2", 5.0, "a1", 1.0))), 0)
+    agenda = Agenda(Workload("w", (request("a1"), request("a2", 5.0, "a1", 1.0))))
     agenda.take()
     agenda.ended("a1", True, 2 * S)
     assert taken(agenda) == (5.0, "a2")
@@ -46,7 +48,7 @@ def test_a_turn_is_never_sent_before_its_own_time():
 
 def test_a_place_is_that_of_a_whole_session():
     w = Workload("w", (request("a1"), request("a2", follows="a1"), request("b1", think_s=1.0), request("c1")), 1)
-    agenda = Agenda(w, 0)
+    agenda = Agenda(w)
     assert taken(agenda) == (0.0, "a1")
     assert agenda.next_due_ns() is None
     assert not agenda.exhausted  # b1 and c1 wait for the place, a2 for the answer
@@ -62,7 +64,7 @@ def test_a_place_is_that_of_a_whole_session():
 
 def test_a_session_ends_with_a_turn_that_failed():
     chain = (request("a1"), request("a2", follows="a1"), request("a3", follows="a2"), request("b1"))
-    agenda = Agenda(Workload("w", chain, 1), 0)
+    agenda = Agenda(Workload("w", chain, 1))
     agenda.take()
     assert agenda.ended("a1", False, 2 * S) == ["a2", "a3"]
     assert taken(agenda) == (2.0, "b1")
@@ -74,7 +76,7 @@ def test_a_phase_is_due_its_pause_after_the_last_end_of_the_one_before():
         return ScheduledRequest(name, 0.0, (1, 2), 3, think_s=think_s, phase=phase)
 
     w = Workload("w", (burst("a", 0), burst("b", 0), burst("c", 1, 0.5), burst("d", 1, 0.5), burst("e", 2)))
-    agenda = Agenda(w, 0)
+    agenda = Agenda(w)
     assert [taken(agenda) for _ in range(2)] == [(0.0, "a"), (0.0, "b")]
     agenda.ended("b", True, 1 * S)
     assert agenda.next_due_ns() is None
@@ -85,3 +87,18 @@ def test_a_phase_is_due_its_pause_after_the_last_end_of_the_one_before():
     agenda.ended("d", True, 5 * S)
     assert taken(agenda) == (5.0, "e")
     assert agenda.exhausted
+
+
+def test_making_it_takes_time_in_proportion_to_the_requests():
+    """An hour of a real trace has tens of thousands: looking at all of them for each would take minutes."""
+
+    class Counted(tuple):
+        looks = 0
+
+        def __iter__(self):
+            Counted.looks += 1
+            return super().__iter__()
+
+    w = Workload("w", Counted(request(f"r{k}", k / 10) for k in range(200)))
+    assert len(Agenda(w)._due) == 200
+    assert 0 < Counted.looks < 20

@@ -7,6 +7,7 @@ import time
 
 import pytest
 
+from harness.agenda import Agenda
 from harness.clock import FakeClock, RealClock
 from harness.driver import drive
 from harness.record import Outcome
@@ -26,6 +27,21 @@ def test_b05_late_wake_ups_do_not_add_up(fakes):
         assert record.t_sched_ns == 7_000_000_000 + k * 5_000_000
         assert 0 <= record.t_submit_ns - record.t_sched_ns <= 1_000_000
     assert recorder.records()[-1].t_submit_ns - result.t_start_ns == 9_996_000_000
+
+
+def test_preparing_the_schedule_delays_no_request(fakes, monkeypatch):
+    clock = FakeClock()
+
+    def slow(workload):
+        clock.sleep_until(clock.now_ns() + 1_000_000_000, threading.Event())
+        return Agenda(workload)
+
+    monkeypatch.setattr("harness.driver.Agenda", slow)
+    w = fakes.workload([0.0, 0.001, 0.5])
+    recorder = Recorder(w)
+    result = drive(w, fakes.InstantBackend(clock.now_ns), recorder, clock, timeout_s=5)
+    assert result.t_start_ns == 1_000_000_000
+    assert [r.t_submit_ns - r.t_sched_ns for r in recorder.records()] == [0, 0, 0]
 
 
 def test_a_late_sender_catches_up_without_sleeping(fakes):

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import threading
 from dataclasses import replace
 
 import pytest
@@ -81,3 +82,27 @@ def test_it_serves_another_run_on_the_same_schedule(sink):
         sink.wait(3 * (k + 1))
         assert backend.counters() == {"deliveries": 6}
     backend.stop()
+
+
+def test_an_answer_that_is_due_at_once_does_not_end_before_it_was_admitted():
+    order = []
+    ended = threading.Event()
+
+    class Sink:
+        def on_admit(self, request_id, time_ns):
+            ended.wait(0.05)  # the delivering thread has all the time in the world
+            order.append("admitted")
+
+        def on_hidden_tokens(self, request_id, count, time_ns):
+            order.append("token")
+
+        def on_end(self, request_id, outcome, time_ns, **facts):
+            order.append("ended")
+            ended.set()
+
+    backend = NullBackend(NullSettings(0.0, 0.0, 0.0, 0.0))
+    backend.start(Sink())
+    backend.submit(workload(1, tokens=1).requests[0])
+    assert ended.wait(10)
+    backend.stop()
+    assert order == ["admitted", "token", "ended"]
