@@ -201,11 +201,11 @@ class EngineCore:
         self.scheduler.forget_prefixes()
         self.runner.refresh()
 
-    def cancel(self, request_id: str, reason: str = "cancelled by the client") -> None:
+    def cancel(self, request_id: str) -> None:
         """End a request with what it has generated; unknown or ended ids are ignored."""
         request = self.requests.get(request_id)
         if request is not None:
-            self._end(request, RequestStatus.CANCELLED, reason)
+            self._end(request, RequestStatus.CANCELLED, "cancelled by the client")
             self._deliver([GenerationOutput(request)], [request])
 
     def fail_all(self, reason: str) -> None:

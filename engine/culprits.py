@@ -28,7 +28,6 @@ def find_culprits(
     error: Exception,
     attempt: Callable[[Sequence[Request]], bool],
     clock: Callable[[], float],
-    patience: float = PATIENCE_S,
 ) -> list[Culprit]:
     """The requests whose part of a failed step fails by itself, and with what.
 
@@ -38,12 +37,11 @@ def find_culprits(
         attempt: launches the step of some of them; says whether there was anything to launch, and raises if that
             fails, leaving them as they were. It is not called again for those for which it has succeeded.
         clock: seconds.
-        patience: seconds after which to give up.
 
     Raises:
-        ``error``: the fault cannot be told to be anybody's.
+        ``error``: the fault cannot be told to be anybody's, or not within `PATIENCE_S`.
     """
-    deadline = clock() + patience
+    deadline = clock() + PATIENCE_S
     parts = deque(_halves(requests))
     culprits: list[Culprit] = []
     succeeded = False

@@ -118,7 +118,7 @@ class NvmlGpu:
             return None
 
 
-def visible_gpu(index: int, nvml: ModuleType | Any = None, own: Collection[int] | None = None) -> NvmlGpu:
+def visible_gpu(index: int, own: Collection[int] | None = None) -> NvmlGpu:
     """The GPU that CUDA calls ``index`` in this process, found without CUDA.
 
     Numbers in ``CUDA_VISIBLE_DEVICES`` are taken as NVML's, which holds where all GPUs of a machine are alike.
@@ -126,7 +126,7 @@ def visible_gpu(index: int, nvml: ModuleType | Any = None, own: Collection[int] 
     Raises:
         RuntimeError: NVML or the device cannot be reached.
     """
-    nvml = _pynvml() if nvml is None else nvml
+    nvml = _pynvml()
     try:
         nvml.nvmlInit()
         named = visible_gpus(os.environ.get(VISIBLE), lambda: int(nvml.nvmlDeviceGetCount()))

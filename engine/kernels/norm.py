@@ -88,9 +88,7 @@ def _launch(
     return out
 
 
-def rms_norm(
-    x: torch.Tensor, weight: torch.Tensor, eps: float, unit_offset: bool = False, out: torch.Tensor | None = None
-) -> torch.Tensor:
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, unit_offset: bool = False) -> torch.Tensor:
     """``x / rms(x) * weight``.
 
     Args:
@@ -98,12 +96,11 @@ def rms_norm(
         weight: [hidden].
         eps: added to the mean square.
         unit_offset: multiply by ``1 + weight`` (Gemma).
-        out: [tokens, hidden] to write to; may be ``x``.
 
     Raises:
         ValueError: shapes differ or a last dimension is not contiguous.
     """
-    return _launch(x, None, weight, eps, unit_offset, out)
+    return _launch(x, None, weight, eps, unit_offset, None)
 
 
 def add_rms_norm(
@@ -118,7 +115,8 @@ def add_rms_norm(
 
     Args:
         x, residual: [tokens, hidden] of one dtype.
-        weight, eps, unit_offset, out: as in `rms_norm`.
+        weight, eps, unit_offset: as in `rms_norm`.
+        out: [tokens, hidden] to write to; may be ``x``.
     """
     return _launch(x, residual, weight, eps, unit_offset, out)
 

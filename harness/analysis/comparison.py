@@ -81,19 +81,17 @@ def compare(
     *,
     facet: str = "",
     pair_by: Sequence[str] = PAIR_BY,
-    thresholds: Thresholds | None = None,
 ) -> list[Finding]:
     """Compare every arm of one facet with its baseline in every judged metric; together they are one Holm family.
 
     Args:
         again: (runs of an arm, runs of the same arm beside it in each block); gives the noise floor by metric.
         pair_by: columns of the runs table that are equal in a pair; without workload_hash where requests are varied.
-        thresholds: default :class:`Thresholds`.
 
     Returns:
         A finding an arm and metric, metrics that are unknown in both left out.
     """
-    limits = thresholds or Thresholds()
+    limits = Thresholds()
     floors = _floors(again, pair_by, limits)
     drafts: list[tuple[Candidate, str, PairedRatio | str]] = []
     for arm in arms:

@@ -135,20 +135,20 @@ def growth(o: Observations, start_ns: float, end_ns: float) -> Growth:
     )
 
 
-def mser(series: FloatArray, batch: int = BATCH) -> int | None:
+def mser(series: FloatArray) -> int | None:
     """How many leading values to leave out so that the mean of the others is most certain.
 
     Args:
         series: [n] in order of time, no NaN.
 
     Returns:
-        a multiple of ``batch``; None if the best cut lies beyond half of the series, which then never settled, or if
-        there are fewer than four batches.
+        a multiple of :data:`BATCH`; None if the best cut lies beyond half of the series, which then never settled, or
+        if there are fewer than four batches.
     """
-    n = len(series) // batch
+    n = len(series) // BATCH
     if n < 4:
         return None
-    means = series[: n * batch].reshape(n, batch).mean(axis=1)
+    means = series[: n * BATCH].reshape(n, BATCH).mean(axis=1)
     kept = np.arange(n, 1, -1)  # batches left after cutting 0, 1, … of them
     totals = np.cumsum(means[::-1])[::-1][: n - 1]
     squares = np.cumsum(means[::-1] ** 2)[::-1][: n - 1]
@@ -156,7 +156,7 @@ def mser(series: FloatArray, batch: int = BATCH) -> int | None:
     error = np.maximum(squares - totals**2 / kept, 0.0) / kept.astype(np.float64) ** 2
     usable = error[: max(n - BATCH, n // 2 + 1)]
     cut = int(np.argmin(usable))
-    return cut * batch if cut <= n // 2 else None
+    return cut * BATCH if cut <= n // 2 else None
 
 
 def in_flight(o: Observations, start_ns: float, end_ns: float, bins: int = BINS) -> FloatArray:

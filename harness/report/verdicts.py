@@ -7,14 +7,13 @@ from collections.abc import Sequence
 import pandas as pd
 
 from harness.analysis.comparison import PAIR_BY, Candidate, Finding, compare, objection
-from harness.analysis.verdict import Thresholds
 from harness.report.arms import Arm, baseline_of, by_facet
 from harness.report.config_diff import config_differences, confounders, is_identical, settings_by_run
 from harness.report.quantity import times
 from harness.report.read import Results
 
 
-def compare_arms(results: Results, arms: Sequence[Arm], thresholds: Thresholds | None = None) -> list[Finding]:
+def compare_arms(results: Results, arms: Sequence[Arm]) -> list[Finding]:
     """Findings of all facets that have a baseline; each facet is one family of tests."""
     settings = settings_by_run(results)
     found: list[Finding] = []
@@ -35,7 +34,6 @@ def compare_arms(results: Results, arms: Sequence[Arm], thresholds: Thresholds |
             _again(members),
             facet=facet,
             pair_by=PAIR_BY[1:] if baseline.varies_requests else PAIR_BY,
-            thresholds=thresholds,
         )
     return found
 

@@ -97,12 +97,12 @@ def _limits(arms: Sequence[Arm]) -> dict[str, float]:
     return {name: float(value) for name, value in known.items() if name != "name"}
 
 
-def pareto(arms: Sequence[Arm], latency: str = "ttft_p95_ms") -> tuple[Figure, str] | None:
-    """Throughput against a latency, one point an arm; arms that no other beats in both are joined.
+def pareto(arms: Sequence[Arm]) -> tuple[Figure, str] | None:
+    """Throughput against TTFT p95, one point an arm; arms that no other beats in both are joined.
 
     None for fewer than two arms with both.
     """
-    known = [(s.median, r.median, a) for a in arms if (s := a.spread(latency)) and (r := a.spread("gen_tok_s"))]
+    known = [(s.median, r.median, a) for a in arms if (s := a.spread("ttft_p95_ms")) and (r := a.spread("gen_tok_s"))]
     if len(known) < 2:
         return None
     front = pareto_front([(ms, rate) for ms, rate, _ in known])
@@ -115,9 +115,7 @@ def pareto(arms: Sequence[Arm], latency: str = "ttft_p95_ms") -> tuple[Figure, s
             ax.plot(ms, rate, MARKERS[0], color=PALETTE[0], markerfacecolor=face, markersize=6)
         from_zero(ax)
         ax.set_xlim(0, max(ms for ms, *_ in known) * 1.35)  # room for the names
-        ax.set_xlabel(
-            f"{latency.removesuffix('_ms').replace('_', ' ').replace('ttft', 'TTFT').replace('itl', 'ITL')} (ms)"
-        )
+        ax.set_xlabel("TTFT p95 (ms)")
         ax.set_ylabel("generated tokens/s")
         first = sorted(range(len(known)), key=lambda k: k not in front)  # those must have their names
         unnamed = annotate_apart(ax, [(known[k][2].series, known[k][:2]) for k in first])
