@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from harness.analysis.attribution import tails
 from harness.deliveries import Deliveries
+from harness.metrics.attribution import tails
 from harness.metrics.frames import booleans, floats, frame, nullable_integers, objects, rows_frame, strings
 from harness.metrics.goodput import good_requests
 from harness.metrics.inter_token import Gaps, pool_gaps

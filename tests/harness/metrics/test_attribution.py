@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.analysis.attribution import WORST_SHARE, Cause, _worst
 from harness.metrics import compute_tables
+from harness.metrics.attribution import WORST_SHARE, Cause, _worst
 from harness.record import Outcome, RequestRecord, RunRecord, TokenChunk
 
 MS = 1_000_000
