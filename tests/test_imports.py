@@ -57,6 +57,21 @@ def test_no_module_imports_itself_by_way_of_others() -> None:
     assert list(TopologicalSorter(edges).static_order())  # CycleError names the circle
 
 
+def test_no_folder_imports_itself_by_way_of_others() -> None:
+    """A folder inside a package counts as one, a module beside it by itself."""
+    folders = {m for m in modules() if m.count(".") == 1 and any(n.startswith(f"{m}.") for n in modules())}
+
+    def room(module: str) -> str:
+        parts = module.split(".")
+        return ".".join(parts[:2]) if ".".join(parts[:2]) in folders else module
+
+    edges: dict[str, set[str]] = {}
+    for module, targets in graph().items():
+        edges.setdefault(room(module), set()).update(room(target) for target in targets)
+    assert len(folders) > 15, "the folders were not found"
+    assert list(TopologicalSorter({here: there - {here} for here, there in edges.items()}).static_order())
+
+
 @pytest.mark.parametrize(
     "package, forbidden",
     [("engine", ("harness", "workloads", "sweeps")), ("workloads", ("harness", "sweeps", "engine"))],

@@ -6,8 +6,9 @@ import bisect
 import logging
 import math
 
-from engine.cache.budget import Ledger, activation_bytes, step_buffer_bytes, workspace_bytes
+from engine.ledger import Ledger
 from engine.models.cpu_linear import onednn_linear_available
+from engine.resolution.estimates import activation_bytes, step_buffer_bytes, workspace_bytes
 from engine.resolution.execution import DEFAULT_BLOCKS_PER_REQUEST
 from engine.resolution.resolution import Resolution
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from engine.cache.budget import Ledger
 from engine.cache.layout import CacheLayout
+from engine.ledger import Ledger
 
 
 @dataclass(frozen=True, slots=True)

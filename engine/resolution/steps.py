@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 
-from engine.cache.budget import available_ram, free_memory
 from engine.compilation import compile_config
 from engine.config import ContinuousBatchingConfig, WorkloadHints
 from engine.model_shape import ModelShape
 from engine.resolution import execution, memory
+from engine.resolution.estimates import available_ram, free_memory
 from engine.resolution.resolution import Resolution
 from engine.resolution.resolved import ResolvedConfig
 

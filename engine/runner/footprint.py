@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import torch
 
 from engine.attention import AttentionMetadata
-from engine.cache.budget import Footprint
+from engine.ledger import Footprint
 from engine.requests import Request
 from engine.resolution import ResolvedConfig
 from engine.runner.batch import StepShape

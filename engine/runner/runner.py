@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from engine.attention import BACKENDS, AttentionBackend, AttentionMetadata, GroupTables
-from engine.cache.budget import Footprint
+from engine.ledger import Footprint
 from engine.model_shape import ModelShape
 from engine.models import BridgedModel, CompiledExecutor, Executor, FusedDecoder, LayerCaches, TraceableExecutor
 from engine.requests import Request

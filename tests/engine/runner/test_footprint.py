@@ -13,7 +13,7 @@ import torch
 from engine import ContinuousBatchingConfig
 from engine.bench.oracle import StepwiseEngine
 from engine.bench.tiny_models import tiny_model
-from engine.cache.budget import Footprint, Ledger
+from engine.ledger import Footprint, Ledger
 from engine.runner.batch import StepShape
 from engine.runner.footprint import FootprintMeter, largest_step, measure_activations
 from engine.scheduler import StepRows
