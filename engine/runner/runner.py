@@ -6,7 +6,6 @@ import logging
 import time
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -25,56 +24,12 @@ from engine.runner.graphs import StepGraphs
 from engine.runner.host_blocks import HostStore, Transfer
 from engine.runner.kv_tensors import allocate_kv
 from engine.runner.launch_time import LaunchTime, ReplayLimit, replay_limit
+from engine.runner.launched_step import LaunchedStep, record_event
 from engine.runner.staging import Returns, Staging
 from engine.sampling import Choice, Sampler
-from engine.sampling.logprobs import TopTokens
 from engine.scheduler import StepPlan, StepRows
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class LaunchedStep:
-    """A step on the device. ``choice`` is valid on the host once `wait` has returned.
-
-    Attributes:
-        rows: the rows that sample, in the order of the choice.
-        padded_rows: query tokens added to reach a captured size.
-        table_pages: width of its block tables.
-        decode_kernel_rows: rows that took the decode fast path.
-        replayed: whether a CUDA graph was replayed.
-        mask_bytes: attention masks that were alive at once.
-        begun, event: before its first and after its last work on a GPU.
-    """
-
-    rows: StepRows
-    choice: Choice
-    event: Any
-    padded_rows: int
-    table_pages: int
-    decode_kernel_rows: int
-    replayed: bool
-    mask_bytes: int
-    begun: Any
-
-    @property
-    def gpu_ms(self) -> float | None:
-        """Time on the device from the step's first work to its tokens; None without a GPU, or without a token.
-
-        Call `wait` before.
-        """
-        if self.begun is None or self.event is None:
-            return None
-        return float(self.begun.elapsed_time(self.event))
-
-    def wait(self) -> tuple[np.ndarray, Sequence[float] | None, Sequence[TopTokens | None] | None]:
-        """Tokens, log probabilities and most likely tokens of the rows (None where not asked for), waiting for the
-        device if need be."""
-        if self.event is not None:
-            self.event.synchronize()
-        tokens, logprobs = self.choice.tokens.numpy(), self.choice.logprobs
-        tops = self.choice.to_lists()[2] if self.choice.top_counts else None
-        return tokens, None if logprobs is None else logprobs.tolist(), tops
 
 
 class RowTables(Sequence[Sequence[int]]):
@@ -258,7 +213,7 @@ class ModelRunner:
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> LaunchedStep:
         """Start a planned step. On a GPU this returns before the step has run."""
-        begun = _mark(self.device)
+        begun = record_event(self.device)
         rows, sampled = plan.rows, plan.rows.sampled()
         width = self.batch.follow(rows)
         tokens, decodes, samples = int(rows.counts.sum()), rows.num_single, len(sampled)
@@ -401,15 +356,6 @@ class ModelRunner:
         source, target = pairs.unbind(1)
         for store in self._stores:
             store.index_copy_(0, target, store[source])
-
-
-def _mark(device: torch.device) -> Any:
-    """An event with its time, recorded now; None without a GPU."""
-    if device.type != "cuda":
-        return None
-    event = torch.cuda.Event(enable_timing=True)
-    event.record()
-    return event
 
 
 def _make_executor(

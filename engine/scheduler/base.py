@@ -9,7 +9,6 @@ from __future__ import annotations
 import sys
 from collections import OrderedDict
 from collections.abc import Collection, Sequence
-from itertools import compress
 from typing import ClassVar
 
 import numpy as np
@@ -17,7 +16,7 @@ import numpy as np
 from engine.cache import BlockPairs, HostBlocks, PagedCache
 from engine.requests import Request, RequestStatus
 from engine.sampling.logprobs import TopTokens
-from engine.scheduler.plan import IN_FLIGHT, Collected, ScheduledRow, StepPlan, StepRows
+from engine.scheduler.plan import Collected, ScheduledRow, StepPlan, StepRows
 from engine.scheduler.policy import Phase, SchedulerLimits
 from engine.scheduler.slots import NEVER, RunningSlots
 
@@ -201,30 +200,7 @@ class Scheduler:
 
     def _commit(self) -> StepRows:
         """Let the counters run ahead to what is planned, and put the rows in order."""
-        slots, decodes = self.slots, self._decodes
-        starts = slots.num_computed[decodes]
-        ids = np.where(slots.num_in_flight[decodes] > 0, IN_FLIGHT, slots.newest[decodes])
-        slots.num_computed[decodes] += 1
-        slots.num_in_flight[decodes] += 1
-        requests = slots.requests(decodes)
-        count = len(requests)
-        generated = starts >= slots.num_prompt[decodes]
-        num_decode = int(generated.sum())
-        if num_decode < count:  # sequences that share a prompt compute its last token themselves
-            for request in compress(requests, (~generated).tolist()):
-                request.prefill_steps += 1
-        rows = StepRows(
-            requests,
-            decodes,
-            slots.tenancy[decodes],
-            slots.pages[decodes],
-            starts,
-            np.ones(count, dtype=np.int64),
-            np.ones(count, dtype=bool),
-            ids,
-            count,
-            num_decode,
-        )
+        rows = self.slots.compute_newest(self._decodes)
         chunks = [self._commit_chunk(request, count) for request, count in self._chunks.values()]
         return rows.followed_by(StepRows.of(chunks)) if chunks else rows
 

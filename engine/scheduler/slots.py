@@ -15,7 +15,7 @@ import numpy as np
 
 from engine.requests import Request, RequestStatus
 from engine.sampling.logprobs import TopTokens
-from engine.scheduler.plan import StepRows
+from engine.scheduler.plan import IN_FLIGHT, StepRows
 from engine.slot_counters import SlotCounters
 from engine.step_outputs import StepOutputs
 
@@ -128,6 +128,32 @@ class RunningSlots(SlotCounters):
     def prefilling(self) -> list[Request]:
         """Running requests that do not decode yet, oldest first."""
         return self.requests(self.order[~self.decoding[self.order]])
+
+    def compute_newest(self, slots: np.ndarray) -> StepRows:
+        """Rows in which occupied slots compute their newest token and sample the next; the counters run ahead to it."""
+        starts = self.num_computed[slots]
+        ids = np.where(self.num_in_flight[slots] > 0, IN_FLIGHT, self.newest[slots])
+        self.num_computed[slots] += 1
+        self.num_in_flight[slots] += 1
+        requests = self.requests(slots)
+        count = len(requests)
+        generated = starts >= self.num_prompt[slots]
+        num_decode = int(generated.sum())
+        if num_decode < count:  # sequences that share a prompt compute its last token themselves
+            for request in compress(requests, (~generated).tolist()):
+                request.prefill_steps += 1
+        return StepRows(
+            requests,
+            slots,
+            self.tenancy[slots],
+            self.pages[slots],
+            starts,
+            np.ones(count, dtype=np.int64),
+            np.ones(count, dtype=bool),
+            ids,
+            count,
+            num_decode,
+        )
 
     def append(
         self,
