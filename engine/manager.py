@@ -210,7 +210,8 @@ class ContinuousBatchingManager(EngineClient):
                 self._deliver([GenerationOutput(request) for request in unserved], unserved)
 
     def join(self, stop_trigger_time: float | None = None, timeout: float | None = None) -> None:
-        """Wait for a stopping loop's thread to end."""
+        """Wait for a stopping loop's thread to end, at most ``timeout`` seconds (None = as long as it takes).
+        ``stop_trigger_time`` is taken for the sake of code written for transformers."""
         if self._thread is not None:
             self._thread.join(timeout)
 

@@ -25,7 +25,8 @@ from harness.backends.http.settings import HttpSettings
 from harness.backends.null import NullSettings
 from harness.backends.vllm import VllmSettings
 from harness.compose import CONFIG_MODULE
-from harness.config import (
+from harness.config import register
+from harness.config_schemas import (
     BenchConfig,
     ContinuousEngineConfig,
     ExperimentConfig,
@@ -179,7 +180,8 @@ def _engine_docstring() -> str:
 
 
 def _stored(group: str) -> dict[str, type]:
-    """Schemas that :func:`harness.config.register` gave to Hydra."""
+    """Schemas that :func:`harness.config.register` gives to Hydra."""
+    register()
     nodes = ConfigStore.instance().repo.get(group, {})
     schemas = {name.removesuffix(".yaml"): node for name, node in nodes.items() if name.endswith("_schema.yaml")}
     classes = {name: OmegaConf.get_type(node.node) for name, node in schemas.items()}

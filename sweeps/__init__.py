@@ -1,1 +1,1 @@
-"""Hydra configuration: ``config.yaml`` and its groups. Only YAML lives here; the schemas are in ``harness.config``."""
+"""Hydra configuration: ``config.yaml`` and its groups, values only; their schemas are in ``harness.config_schemas``."""

@@ -4,14 +4,14 @@ import dataclasses
 
 import pytest
 
-from harness import config
+from harness import config, config_schemas
 from harness.models.spec import ModelSpec
 
 
 def test_model_schema_and_model_spec_have_the_same_settings():
-    schema = {f.name: f.type for f in dataclasses.fields(config.ModelConfig)}
+    schema = {f.name: f.type for f in dataclasses.fields(config_schemas.ModelConfig)}
     assert schema == {f.name: f.type for f in dataclasses.fields(ModelSpec)}
-    values = {f.name: f.default for f in dataclasses.fields(config.ModelConfig) if f.name != "name"}
+    values = {f.name: f.default for f in dataclasses.fields(config_schemas.ModelConfig) if f.name != "name"}
     assert values == {f.name: f.default for f in dataclasses.fields(ModelSpec) if f.name != "name"}
 
 
@@ -20,7 +20,7 @@ def test_continuous_schema_has_every_setting_of_the_reference():
 
     deprecated = {"use_default_compile_configs", "max_cached_graphs", "block_size"}
     reference = {f.name for f in dataclasses.fields(ContinuousBatchingConfig)} - deprecated
-    ours = {f.name for f in dataclasses.fields(config.ContinuousEngineConfig)} - {"name", "attn_implementation"}
+    ours = {f.name for f in dataclasses.fields(config_schemas.ContinuousEngineConfig)} - {"name", "attn_implementation"}
     assert reference <= ours
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from harness.app import main
-from harness.config import BenchConfig, ContinuousEngineConfig
 from harness.config_reference import attributes, documented, groups, markdown, top_level
+from harness.config_schemas import BenchConfig, ContinuousEngineConfig
 
 PAGE = Path(__file__).parents[2] / "docs" / "configuration.md"
 

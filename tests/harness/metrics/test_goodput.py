@@ -8,7 +8,7 @@ import json
 import pandas as pd
 import pytest
 
-from harness import config
+from harness import config_schemas
 from harness.metrics import compute_tables
 from harness.record import Outcome, RequestRecord, RunRecord, TokenChunk
 from harness.slo import Slo, read_slo
@@ -84,5 +84,5 @@ def test_limits_that_mean_nothing_are_refused() -> None:
 
 
 def test_schema_and_slo_have_the_same_settings() -> None:
-    schema = {f.name: (f.type, f.default) for f in dataclasses.fields(config.SloConfig)}
+    schema = {f.name: (f.type, f.default) for f in dataclasses.fields(config_schemas.SloConfig)}
     assert schema == {f.name: (f.type, f.default) for f in dataclasses.fields(Slo)}
