@@ -18,7 +18,7 @@ from harness.driver import Drive, drive
 from harness.gc_log import GcLog
 from harness.journal import Journal, Known
 from harness.ledger import reconcile
-from harness.load import CpuReading, machine_load
+from harness.machine_load import CpuReading, machine_load
 from harness.record import ConfigValue, Outcome, RunRecord
 from harness.recorder import Recorder
 from harness.scope import outside_scope

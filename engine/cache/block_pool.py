@@ -19,6 +19,15 @@ class BlockPool:
     The prefix index is exact, not a hash that could collide: a full block's key is the identity of the content before
     it and its own token ids. Identities are never reused, so a child of an evicted block can no longer be found and
     ages out.
+
+    Args:
+        num_blocks: blocks, the trash block not counted.
+
+    Attributes:
+        allocations, evictions: blocks given out so far, and those of them whose cached content was given up.
+
+    Raises:
+        ValueError: no blocks.
     """
 
     def __init__(self, num_blocks: int) -> None:
@@ -42,6 +51,7 @@ class BlockPool:
 
     @property
     def num_cached(self) -> int:
+        """Blocks that nobody holds and whose content can still be found."""
         return len(self._cached)
 
     def allocate(self, count: int) -> list[int]:

@@ -10,6 +10,7 @@ from engine.resolution.resolution import Resolution
 from engine.scheduler import SCHEDULERS
 
 DEFAULT_BLOCKS_PER_REQUEST = 32
+"""Pages in the block tables of captured steps where nothing is known of the requests."""
 
 
 def scheduler(r: Resolution) -> None:

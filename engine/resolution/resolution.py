@@ -12,7 +12,18 @@ from engine.resolution.resolved import Resolved
 
 
 class Resolution:
-    """The values settled so far, and what they are settled from."""
+    """The values settled so far, and what they are settled from.
+
+    Attributes:
+        config, shape, hints: as the user gave them, the model's sizes, and what is known of the requests.
+        attn: the attention implementation that the model was loaded with.
+        free: bytes of device memory that nobody uses.
+        ram_probe: available bytes of host memory, None = unknown.
+        compile_fallback: torch.compile's settings for paths that nothing else decides.
+        values: by setting, its value and where it comes from; None = still open.
+        notes: (logging level, sentence) of choices that a user may not expect.
+        layout: shape of the cache.
+    """
 
     def __init__(
         self,

@@ -24,9 +24,15 @@ class ResolvedConfig:
     """Every field of `ContinuousBatchingConfig` decided, and what was derived besides; immutable.
 
     Fields are attributes (``resolved.num_blocks``); ``resolved.source("num_blocks")`` says where a value came from.
-    ``notes`` are the choices that a user may not expect, as (logging level, sentence).
+
+    Attributes:
+        layout: shape of the cache.
+        ledger: planned use of memory.
+        notes: choices that a user may not expect, as (logging level, sentence).
     """
 
+    layout: CacheLayout
+    ledger: Ledger
     notes: tuple[tuple[int, str], ...]
 
     def __init__(

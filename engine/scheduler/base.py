@@ -33,6 +33,19 @@ class Scheduler:
 
     A running request never loses its place to a younger one, and the oldest can always take what it needs, so every
     request that fits the pool alone finishes.
+
+    Args:
+        cache: the blocks that requests are given.
+        limits: budgets of a step.
+        num_host_blocks: room on the host for the blocks of preempted requests; 0 = they are computed again.
+
+    Attributes:
+        phases: what a step is filled with, in this order.
+        default_safety_margin: `SchedulerLimits.safety_margin` where the user leaves it open.
+        waiting, running: requests by id, in the order in which they go.
+        slots: counters of the running ones.
+        host: host blocks, and who has them.
+        preemptions: so far.
     """
 
     phases: ClassVar[tuple[Phase, ...]]

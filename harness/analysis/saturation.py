@@ -47,7 +47,7 @@ class Load:
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
+class JudgedLoad:
     """A load and how it was met.
 
     Attributes:
@@ -75,7 +75,7 @@ class Knee:
             without one.
     """
 
-    loads: tuple[Judged, ...]
+    loads: tuple[JudgedLoad, ...]
     last_followed: float | None
     first_lost: float | None
     capacity: float
@@ -106,7 +106,7 @@ def find_knee(loads: Sequence[Load]) -> Knee:
     )
 
 
-def _judge(load: Load, floor: Load) -> Judged:
+def _judge(load: Load, floor: Load) -> JudgedLoad:
     expected = load.requests / (load.sending_s + floor.e2e_p95_ms / 1e3)
     followed = load.served >= FOLLOWED * expected and not load.saturated
-    return Judged(load, expected, followed, load.ttft_p95_ms > DIVERGED * floor.ttft_p95_ms)
+    return JudgedLoad(load, expected, followed, load.ttft_p95_ms > DIVERGED * floor.ttft_p95_ms)

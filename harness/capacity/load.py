@@ -45,8 +45,7 @@ class Load:
         whatever the rate (common random numbers).
 
         Another seed draws other requests of the same kind; those of a trace begin elsewhere in it, and a longer trial
-        of the same seed holds the shorter one. A burst, which has
-        no gaps, comes as a Poisson process.
+        of the same seed holds the shorter one. A burst, which has no gaps, comes as a Poisson process.
         """
         rng = stream(seed, "capacity")
         if self.spec is not None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import pandas as pd
@@ -89,17 +90,17 @@ class Plan:
     model: StepTimeModel
     validation: Validation
     kv: KvCapacity
-    capacity: Capacity | None
-    improved: Capacity | None
-    unmet: str | None
-    binding: Binding | None
-    little: LittlesLaw | None
-    gpus: int | None
-    cost_per_million: float | None
-    fleet: pd.DataFrame
-    recommended: tuple[Setting, ...]
-    extrapolated: float | None
     notes: tuple[str, ...]
+    unmet: str | None = None
+    capacity: Capacity | None = None
+    improved: Capacity | None = None
+    binding: Binding | None = None
+    little: LittlesLaw | None = None
+    gpus: int | None = None
+    cost_per_million: float | None = None
+    fleet: pd.DataFrame = field(default_factory=pd.DataFrame)
+    recommended: tuple[Setting, ...] = ()
+    extrapolated: float | None = None
 
 
 def make_plan(results: Results, workload: Workload, settings: PlanSettings, say: Say = say_nothing) -> Plan:
@@ -121,102 +122,87 @@ def make_plan(results: Results, workload: Workload, settings: PlanSettings, say:
     say(f"fitting step times to {len(runs)} runs")
     setup, model = read_setup(results, runs[0]), fit_steps(results, runs)
     kv = kv_capacity(setup, typical_lengths(workload))
-    seeds = range(settings.seeds)
     notes = [*model.notes, *validation.notes]
     if len(workload) < settings.requests and load.spec is None:
         notes.append(f"the workload has {len(workload)} requests, fewer than the {settings.requests} asked for a run")
-    found: Capacity | None = None
-    unmet = None
+    plan = partial(Plan, settings, workload, setup, model, validation, kv)
+    seeds, told = range(settings.seeds), _prefixed(say, "capacity")
     try:
-        found = find_capacity(
-            load, setup, model, settings.slo, requests=settings.requests, seeds=seeds, say=_prefixed(say, "capacity")
-        )
+        found = find_capacity(load, setup, model, settings.slo, requests=settings.requests, seeds=seeds, say=told)
     except NothingMeets as error:
-        unmet = str(error)
-    if found is None:
-        empty = pd.DataFrame()
-        return Plan(
-            settings,
-            workload,
-            setup,
-            model,
-            validation,
-            kv,
-            None,
-            None,
-            unmet,
-            None,
-            None,
-            None,
-            None,
-            empty,
-            (),
-            None,
-            tuple(notes),
-        )
+        return plan(tuple(notes), unmet=str(error))
     setup_after, tried, improved = setup, dict[str, str](), None
     if settings.recommend:
-        base = found.by_seed[0]
-
-        def capacity_of(other: EngineSetup, shown: str, count: int = 1) -> Capacity:
-            told = _prefixed(say, f"trying {shown}")
-            length = {"requests": found.requests, "most": max(found.requests, MOST * settings.requests)}
-            return find_capacity(load, other, model, settings.slo, **length, seeds=seeds[:count], start=base, say=told)
-
-        same = load.trial(len(found.kept[0].record.requests), seeds[0])
-
-        def meets(other: EngineSetup, shown: str, rate: float) -> bool:
-            say(f"trying {shown}: simulating {len(same.requests)} requests at {rate:.3g}/s")
-            return run_at(same, rate, seeds[0], other, model, settings.slo).met
-
-        setup_after, tried = improve(setup, base, meets, capacity_of)
-        if setup_after != setup:
-            improved = capacity_of(setup_after, "the recommended settings", settings.seeds)
+        setup_after, tried, improved = _better_settings(load, setup, model, settings, found, say)
     chosen = improved or found
     kept = chosen.kept[0]
-    gpus = None
-    if settings.target_rate is not None:
-        if chosen.sure > 0:
-            gpus = math.ceil(settings.target_rate / (chosen.sure * (1 - settings.headroom)))
-        else:
-            notes.append("the seeds differ so much that the interval reaches 0: no number of GPUs follows; raise seeds")
-    if chosen.short:
-        notes.append(short_words(chosen))
-    if len(found.by_seed) > 1 and max(found.by_seed) > (1 + WIDE) * min(found.by_seed):
-        shown = ", ".join(f"{rate:.3g}" for rate in found.by_seed)
-        notes.append(
-            f"stretches of the workload differ: the seeds found {shown} requests/s; raise requests (longer stretches) "
-            "or seeds (more of them)"
-        )
+    gpus = _gpus_needed(chosen, settings)
+    if settings.target_rate is not None and gpus is None:
+        notes.append("the seeds differ so much that the interval reaches 0: no number of GPUs follows; raise seeds")
+    notes += _remarks(found, chosen)
     cost = None
     if settings.price_per_gpu_hour is not None:
         carried = settings.target_rate / gpus if settings.target_rate and gpus else kept.rate * (1 - settings.headroom)
-        cost = cost_per_million(
-            settings.price_per_gpu_hour, carried, kept.values["generated_tokens"] / kept.values["n_ok"]
-        )
+        tokens = kept.values["generated_tokens"] / kept.values["n_ok"]
+        cost = cost_per_million(settings.price_per_gpu_hour, carried, tokens)
     longest = max(len(r.prompt_ids) + r.max_new_tokens for r in workload.requests)
     config = recommended(setup_after, _sources(results, runs[0]), tried, int(kept.values["running_max"]), longest)
+    fleet = _fleet(load, setup_after, model, settings, gpus, chosen.requests, notes, say)
     steps = int(kept.values["steps"])
-    beyond = int(kept.record.counters["extrapolated_steps"] or 0)
-    return Plan(
-        settings,
-        workload,
-        setup,
-        model,
-        validation,
-        kv,
-        found,
-        improved,
-        None,
-        binding_constraint(found.broken[0]),
-        littles_law(kept),
-        gpus,
-        cost,
-        _fleet(load, setup_after, model, settings, gpus, chosen.requests, notes, say),
-        tuple(config),
-        beyond / steps if steps else None,
+    return plan(
         tuple(notes),
+        capacity=found,
+        improved=improved,
+        binding=binding_constraint(found.broken[0]),
+        little=littles_law(kept),
+        gpus=gpus,
+        cost_per_million=cost,
+        fleet=fleet,
+        recommended=tuple(config),
+        extrapolated=int(kept.record.counters["extrapolated_steps"] or 0) / steps if steps else None,
     )
+
+
+def _better_settings(
+    load: Load, setup: EngineSetup, model: StepTimeModel, settings: PlanSettings, found: Capacity, say: Say
+) -> tuple[EngineSetup, dict[str, str], Capacity | None]:
+    """Settings that carry more than the measured ones, what was tried for each, and their capacity; the measured ones
+    and None if none do."""
+    base, seed = found.by_seed[0], 0
+    same = load.trial(len(found.kept[0].record.requests), seed)
+
+    def capacity_of(other: EngineSetup, shown: str, count: int = 1) -> Capacity:
+        told = _prefixed(say, f"trying {shown}")
+        length = {"requests": found.requests, "most": max(found.requests, MOST * settings.requests)}
+        return find_capacity(load, other, model, settings.slo, **length, seeds=range(count), start=base, say=told)
+
+    def meets(other: EngineSetup, shown: str, rate: float) -> bool:
+        say(f"trying {shown}: simulating {len(same.requests)} requests at {rate:.3g}/s")
+        return run_at(same, rate, seed, other, model, settings.slo).met
+
+    chosen, tried = improve(setup, base, meets, capacity_of)
+    if chosen == setup:
+        return setup, tried, None
+    return chosen, tried, capacity_of(chosen, "the recommended settings", settings.seeds)
+
+
+def _gpus_needed(capacity: Capacity, settings: PlanSettings) -> int | None:
+    """GPUs for the target rate with headroom; None without a target, or if nothing is sure of one GPU's capacity."""
+    if settings.target_rate is None or not capacity.sure:
+        return None
+    return math.ceil(settings.target_rate / (capacity.sure * (1 - settings.headroom)))
+
+
+def _remarks(found: Capacity, chosen: Capacity) -> list[str]:
+    """What makes the capacity less sure than its interval says."""
+    remarks = [short_words(chosen)] if chosen.short else []
+    if len(found.by_seed) > 1 and max(found.by_seed) > (1 + WIDE) * min(found.by_seed):
+        shown = ", ".join(f"{rate:.3g}" for rate in found.by_seed)
+        remarks.append(
+            f"stretches of the workload differ: the seeds found {shown} requests/s; raise requests (longer stretches) "
+            "or seeds (more of them)"
+        )
+    return remarks
 
 
 def short_words(capacity: Capacity) -> str:

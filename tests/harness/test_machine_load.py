@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from harness.clock import RealClock
-from harness.load import CpuReading, machine_load
+from harness.machine_load import CpuReading, machine_load
 
 
 def test_others_are_the_machine_without_this_process():
