@@ -1,5 +1,19 @@
-"""``python -m harness`` is ``cb-bench``."""
+"""``python -m harness`` is ``cb-bench``. What that needs is imported here: Ctrl-C meanwhile ends in one line, too."""
 
-from harness.app import main
+from __future__ import annotations
 
-raise SystemExit(main())
+import sys
+
+
+def main() -> int:
+    """Run ``cb-bench``; its exit code."""
+    try:
+        from harness.app import main as run
+    except KeyboardInterrupt:
+        print("cb-bench: interrupted; nothing had begun", file=sys.stderr)
+        return 130
+    return run()
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

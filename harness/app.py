@@ -303,12 +303,27 @@ def _hydra_raises() -> Iterator[None]:
 
 @contextmanager
 def _terminated_as_interrupted() -> Iterator[None]:
-    """Treat SIGTERM (a batch system's end of a job) like Ctrl-C; only the main thread may set handlers."""
+    """Treat SIGTERM (a batch system's end of a job) and SIGHUP (the terminal is gone) like Ctrl-C, so that what was
+    measured is written down. Under nohup SIGHUP stays ignored; only the main thread may set handlers."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    on_terminal = [stream for stream in (sys.stdout, sys.stderr) if stream.isatty()]
+
+    def hung_up(number: int, frame: Any) -> None:
+        nowhere = os.open(os.devnull, os.O_WRONLY)  # writing to a terminal that is gone is an error
+        for stream in on_terminal:
+            os.dup2(nowhere, stream.fileno())
+        os.close(nowhere)
+        raise KeyboardInterrupt
+
+    handlers = {signal.SIGTERM: signal.default_int_handler, signal.SIGHUP: hung_up}
+    before = {number: signal.getsignal(number) for number in handlers}
+    for number, handler in handlers.items():
+        if before[number] is not signal.SIG_IGN:
+            signal.signal(number, handler)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler_before in before.items():
+            signal.signal(number, handler_before)

@@ -6,6 +6,8 @@ import importlib.metadata
 import os
 import re
 import signal
+import subprocess
+import sys
 from importlib.metadata import distributions
 from pathlib import Path
 
@@ -16,6 +18,8 @@ from harness.app import main
 from harness.arguments import split_arguments
 from harness.manifest import JobState
 from harness.plan import make_plan
+
+PROJECT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(autouse=True)
@@ -243,13 +247,56 @@ def test_version_is_that_of_this_package(capsys, monkeypatch):
     assert capsys.readouterr().out == "cb-bench 1.2.3\n"
 
 
-@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_an_interrupt_says_what_is_left(sent, capsys, monkeypatch):
     monkeypatch.setattr(app, "_hydra_main", lambda arguments: os.kill(os.getpid(), sent))
-    before = signal.getsignal(signal.SIGTERM)
+    before = signal.getsignal(sent)
     assert main(["engine=static"]) == 130
     assert capsys.readouterr().err == "cb-bench: interrupted; nothing was measured\n"
-    assert signal.getsignal(signal.SIGTERM) is before
+    assert signal.getsignal(sent) is before
+
+
+def test_a_terminal_that_is_gone_is_an_interrupt_like_any_other(monkeypatch, in_empty_folder):
+    """What is said to it is lost, which must not keep anything from being written down."""
+    terminal, ours = os.openpty()
+
+    def hang_up(arguments):
+        os.close(terminal)
+        with pytest.raises(OSError, match="Input/output error"):
+            os.write(ours, b"x")
+        os.kill(os.getpid(), signal.SIGHUP)
+
+    monkeypatch.setattr(app, "_hydra_main", hang_up)
+    with os.fdopen(ours, "w") as stream:
+        monkeypatch.setattr("sys.stderr", stream)
+        assert main(["engine=static"]) == 130
+        os.write(stream.fileno(), b"x")
+
+
+def test_nohup_is_respected(monkeypatch, in_empty_folder):
+    seen = []
+    monkeypatch.setattr(app, "_hydra_main", lambda arguments: seen.append(signal.getsignal(signal.SIGHUP)))
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        main(["engine=static"])
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert seen == [signal.SIG_IGN]
+
+
+def test_an_interrupt_while_it_is_imported_is_one_line():
+    begin = "import builtins, signal, sys; real = builtins.__import__\n"
+    slow = (
+        "def slow(name, *rest, **more):\n"
+        "    if name == 'harness.app': signal.raise_signal(signal.SIGINT)\n"
+        "    return real(name, *rest, **more)\n"
+        "builtins.__import__ = slow\n"
+        "from harness.__main__ import main; sys.exit(main())"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", begin + slow], capture_output=True, text=True, check=False, cwd=PROJECT
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (130, "cb-bench: interrupted; nothing had begun\n")
 
 
 def test_repeats_of_a_sweep_are_blocks_in_a_recorded_order(in_empty_folder):
