@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 
 import pytest
@@ -106,6 +107,53 @@ def test_b15_the_servers_count_and_not_the_cap(measure, Answer, text, usage):
     assert tables["requests"]["output_tokens"].isna().all()
     assert tables["runs"]["gen_tok_s"].isna().all()
     assert tables["itl"]["icl_ms"].tolist() == [100, 100]  # what was measured stays
+
+
+def test_b11_the_servers_prompt_count_is_recorded_beside_the_plan(measure, Answer, text, usage):
+    """A server that puts two tokens before the four that were sent: six were computed, four were meant."""
+    tables, _ = measure(Answer([(100, text("a", "length", usage=usage(6, 1)))]))
+    row = only(tables)
+    assert (row["planned_prompt_tokens"], row["prompt_tokens"]) == (4, 6)
+    assert only(tables, "runs")["prompt_tokens"] == 6
+
+
+def test_b16_text_that_is_held_back_for_a_stop_string_hides_no_token(measure, Answer, text, usage):
+    """ABC, then DEF, G, HI, J with stop DEFGHIJ: one piece of text, five tokens, four gaps, an end by a stop."""
+    held = [(100 + 10 * k, text("", "stop" if k == 4 else None, token_ids=[k])) for k in range(1, 5)]
+    tables, _ = measure(Answer([(100, text("ABC", token_ids=[0])), *held]))
+    row = only(tables)
+    assert (row["outcome"], row["output_tokens"], row["output_counted_by"]) == ("ok_eos", 5, "ids")
+    assert (row["ttft_ms"], row["tpot_ms"]) == (100, 10)
+    assert tables["itl"]["itl_ms"].tolist() == [10] * 4
+    # Without ids only the server's total knows of them, and no time between tokens is made up.
+    quiet = [(ms, {"choices": [{"index": 0, "text": ""}]}) for ms in (110, 120, 130)]
+    last = (140, text("", "stop", usage=usage(4, 5)))
+    tables, _ = measure(Answer([(100, text("ABC")), *quiet, last]))
+    row = only(tables)
+    assert (row["outcome"], row["output_tokens"], row["output_counted_by"]) == ("ok_eos", 5, "total")
+    assert tables["itl"]["itl_ms"].isna().all()
+    assert tables["requests"]["tpot_ms"].isna().all()
+
+
+@pytest.mark.parametrize("with_ids", [True, False])
+def test_b17_characters_of_several_tokens_are_counted_by_token(measure, Answer, text, usage, with_ids):
+    """The nine bytes of é🌶日 one token each, shown when a character is whole; then a true U+FFFD, and a stream whose
+    pieces end inside a character."""
+    shown = {1: "é", 5: "🌶", 8: "日", 9: "\ufffd"}
+    events = []
+    for k in range(10):
+        ids = {"token_ids": [k]} if with_ids else {}
+        data = f"data: {json.dumps(text(shown.get(k, ''), **ids), ensure_ascii=False)}\n\n".encode()
+        cut = len(data) // 2 if not shown.get(k) else data.index(shown[k].encode()) + 1
+        events += [(100 + 10 * k, data[:cut]), (100 + 10 * k, data[cut:])]
+    tables, _ = measure(Answer([*events, (191, text("", "length", usage=usage(4, 10)))]))
+    row = only(tables)
+    assert (row["outcome"], row["output_tokens"]) == ("ok_length", 10)
+    assert row["output_counted_by"] == ("ids" if with_ids else "total")
+    assert row["ttft_ms"] == (100 if with_ids else 110)
+    assert tables["itl"]["icl_ms"].dropna().tolist() == ([10] * 9 if with_ids else [40, 30, 10])
+    if with_ids:
+        assert [list(ids) for ids in tables["tokens"]["token_ids"]] == [list(range(10))]
 
 
 def test_tokens_of_one_chunk_share_its_gap(measure, Answer, text):
