@@ -1,4 +1,4 @@
-"""The loop: schedule, launch, collect, hand over.
+"""One step: schedule, launch, collect, hand over. What happens between two steps is in `engine.loop`.
 
 A step is planned and committed on the host, started on the device, and its tokens are collected one step later when
 async batching is on (so that planning step N+1 overlaps running step N), at once otherwise.
@@ -84,7 +84,7 @@ class EngineCore:
         self.scheduler.add(request)
 
     def step(self) -> None:
-        """One turn of the loop."""
+        """Plan and launch a step, and collect the one that is due."""
         started = time.perf_counter_ns()
         plan = self.scheduler.schedule()
         if self._start(plan, started) is not None:
