@@ -119,6 +119,13 @@ def measure(
     if result.timed_out or result.interrupted:
         backend.stop()  # ends what is open, as unfinished; the engine serves no further run
     recorder.check()
+    environment = {
+        **environment,
+        **machine_load(cpu_before, cpu_after, os.cpu_count()),
+        "memory.free_before_first_request_bytes": free_before,
+    }
+    if any(r.takes_answer for r in workload.requests):
+        environment["workload.unseen_answers"] = result.unseen_answers
     record = RunRecord(
         identity=identity,
         requests=recorder.records(),
@@ -127,12 +134,7 @@ def measure(
         load_s=load_s,
         warmup_s=warmup_s,
         config=settled,
-        environment=environment
-        | machine_load(cpu_before, cpu_after, os.cpu_count())
-        | {"memory.free_before_first_request_bytes": free_before}
-        | (
-            {"workload.unseen_answers": result.unseen_answers} if any(r.takes_answer for r in workload.requests) else {}
-        ),
+        environment=environment,
         steps=steps,
         counters=counters,
         memory=memory | reconcile(memory, telemetry.peak("gpu_own_bytes")),

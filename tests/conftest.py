@@ -28,29 +28,38 @@ def root_logger_as_it_was() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def m1() -> Any:
-    """A two-layer Llama of 97 tokens in fp32, attention written out."""
+def tiny_llama() -> Callable[[], Any]:
+    """Makes a two-layer Llama of 97 tokens in fp32, attention written out; the same weights each time."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        return LlamaForCausalLM(
-            LlamaConfig(
-                vocab_size=97,
-                hidden_size=32,
-                intermediate_size=64,
-                num_hidden_layers=2,
-                num_attention_heads=4,
-                num_key_value_heads=2,
-                max_position_embeddings=512,
-                bos_token_id=None,
-                eos_token_id=None,
-                pad_token_id=0,
-                initializer_range=0.3,
-                attn_implementation="eager",
-            )
-        ).eval()
+    def build() -> Any:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            return LlamaForCausalLM(
+                LlamaConfig(
+                    vocab_size=97,
+                    hidden_size=32,
+                    intermediate_size=64,
+                    num_hidden_layers=2,
+                    num_attention_heads=4,
+                    num_key_value_heads=2,
+                    max_position_embeddings=512,
+                    bos_token_id=None,
+                    eos_token_id=None,
+                    pad_token_id=0,
+                    initializer_range=0.3,
+                    attn_implementation="eager",
+                )
+            ).eval()
+
+    return build
+
+
+@pytest.fixture(scope="session")
+def m1(tiny_llama: Callable[[], Any]) -> Any:
+    """One of those, for tests that leave a model as it was."""
+    return tiny_llama()
 
 
 @pytest.fixture(scope="session")

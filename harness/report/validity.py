@@ -17,7 +17,6 @@ from harness.tables import MIN_P99_SAMPLES
 BUSY_SHARE = 0.25
 """Share of the machine's cores that others may use while something is measured, before the report says so."""
 
-
 THROTTLED_SHARE = 0.05
 """Share of the samples in which the GPU's clocks may be held down before the report says so."""
 

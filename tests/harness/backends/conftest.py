@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+from transformers import GPT2Config, GPT2LMHeadModel
 
 from harness.record import Outcome
 from workloads.workload import ScheduledRequest
@@ -84,26 +84,6 @@ def sink() -> ListeningSink:
     return ListeningSink()
 
 
-def tiny_llama() -> Any:
-    torch.manual_seed(0)
-    return LlamaForCausalLM(
-        LlamaConfig(
-            vocab_size=97,
-            hidden_size=32,
-            intermediate_size=64,
-            num_hidden_layers=2,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            max_position_embeddings=512,
-            bos_token_id=None,
-            eos_token_id=None,
-            pad_token_id=0,
-            initializer_range=0.3,
-            attn_implementation="eager",
-        )
-    ).eval()
-
-
 def tiny_gpt2() -> Any:
     torch.manual_seed(0)
     return GPT2LMHeadModel(
@@ -121,13 +101,13 @@ def tiny_gpt2() -> Any:
 
 
 @pytest.fixture
-def llama() -> Any:
+def llama(tiny_llama: Callable[[], Any]) -> Any:
     return tiny_llama()
 
 
-@pytest.fixture(params=[tiny_llama, tiny_gpt2], ids=["llama", "gpt2"])
-def model(request: pytest.FixtureRequest) -> Any:
-    return request.param()
+@pytest.fixture(params=["llama", "gpt2"])
+def model(request: pytest.FixtureRequest, tiny_llama: Callable[[], Any]) -> Any:
+    return tiny_llama() if request.param == "llama" else tiny_gpt2()
 
 
 @pytest.fixture
