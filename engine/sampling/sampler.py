@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -14,9 +13,7 @@ from engine.sampling.logprobs import Choice, choice_with_logprobs
 from engine.sampling.operators import Operators
 from engine.sampling.processors import add_bias, process_history
 from engine.sampling.settings import SettingsGatherer, StepSettings
-
-if TYPE_CHECKING:
-    from engine.requests import Request
+from engine.sampling.slots import SampledRequest
 
 
 class Sampler:
@@ -50,7 +47,7 @@ class Sampler:
     def choose(
         self,
         logits: torch.Tensor,
-        requests: Sequence[Request],
+        requests: Sequence[SampledRequest],
         ends: Sequence[int] | np.ndarray,
         slots: torch.Tensor,
         last_token: torch.Tensor,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -14,10 +13,7 @@ from engine.sampling.history import resolve_in_flight
 from engine.sampling.packing import Pack, Packed
 from engine.sampling.processors import BiasRows, Conditions, HistoryRows
 from engine.sampling.random import stream_keys
-from engine.sampling.slots import SlotTable
-
-if TYPE_CHECKING:
-    from engine.requests import Request
+from engine.sampling.slots import SampledRequest, SlotTable
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +56,7 @@ class SettingsGatherer:
 
     def gather(
         self,
-        requests: Sequence[Request],
+        requests: Sequence[SampledRequest],
         ends: Sequence[int] | np.ndarray,
         vocab_size: int,
         last_token: torch.Tensor,
@@ -100,7 +96,7 @@ class SettingsGatherer:
         )
 
     def _bias(
-        self, pack: Pack, own: np.ndarray, requests: Sequence[Request], generated: np.ndarray, back: np.ndarray
+        self, pack: Pack, own: np.ndarray, requests: Sequence[SampledRequest], generated: np.ndarray, back: np.ndarray
     ) -> Callable[[], BiasRows] | None:
         """Bias of the rows, the unconditional first."""
         biased = np.flatnonzero(own["biased"])
@@ -131,7 +127,7 @@ class SettingsGatherer:
         self,
         pack: Pack,
         own: np.ndarray,
-        requests: Sequence[Request],
+        requests: Sequence[SampledRequest],
         ends: np.ndarray,
         back: np.ndarray,
         vocab_size: int,

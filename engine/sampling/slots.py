@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import numpy as np
 
@@ -11,9 +11,6 @@ from engine.sampling.history import HistoryTable
 from engine.sampling.params import SamplingParams
 from engine.sampling.random import seed_key
 from engine.sampling.rules import BiasRules
-
-if TYPE_CHECKING:
-    from engine.requests import Request
 
 SLOT = np.dtype(
     [
@@ -41,6 +38,16 @@ SLOT = np.dtype(
 """What is kept of a slot's owner."""
 
 
+class SampledRequest(Protocol):
+    """What sampling needs of a request; its attributes are those of `engine.requests.Request`."""
+
+    sampling: SamplingParams
+    eos_token_ids: frozenset[int]
+    tokens: list[int]
+    num_prompt: int
+    slot: int
+
+
 class SlotTable:
     """Follows the owners of slots.
 
@@ -51,10 +58,10 @@ class SlotTable:
     def __init__(self) -> None:
         self.history = HistoryTable()
         self._settings = np.zeros(0, dtype=SLOT)
-        self._owners: list[Request | None] = []
+        self._owners: list[SampledRequest | None] = []
         self._rules: list[BiasRules | None] = []
 
-    def settings(self, requests: Sequence[Request], slots: Sequence[int]) -> np.ndarray:
+    def settings(self, requests: Sequence[SampledRequest], slots: Sequence[int]) -> np.ndarray:
         """[rows] records of `SLOT`."""
         for slot, request in zip(slots, requests, strict=True):
             if slot >= len(self._owners) or self._owners[slot] is not request:
@@ -67,7 +74,7 @@ class SlotTable:
         assert rules is not None
         return rules
 
-    def _take(self, slot: int, request: Request) -> None:
+    def _take(self, slot: int, request: SampledRequest) -> None:
         if slot >= len(self._owners):
             more = 2 * slot + 8 - len(self._owners)
             self._settings = np.concatenate((self._settings, np.zeros(more, dtype=SLOT)))
