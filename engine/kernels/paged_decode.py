@@ -32,7 +32,7 @@ from engine.kernels.language import (
     triton,
     wait_for_predecessor,
 )
-from engine.kernels.paged_prefill import paged_prefill_torch
+from engine.kernels.paged_prefill import check_paged_inputs, paged_prefill_torch
 from engine.kernels.tiles import Tile, decode_tile
 
 LONG_SPLIT_TILES = 64
@@ -298,11 +298,7 @@ def paged_decode(
     """
     rows, heads, head_dim = query.shape
     page_size, kv_heads = key_cache.shape[1], key_cache.shape[2]
-    if heads % kv_heads:
-        raise ValueError(f"{heads} query heads cannot share {kv_heads} key heads; they must be a multiple")
-    for name, tensor in (("query", query), ("key_cache", key_cache), ("value_cache", value_cache)):
-        if tensor.stride(-1) != 1:
-            raise ValueError(f"{name} has stride {tensor.stride(-1)} in its last dimension; it must be contiguous")
+    check_paged_inputs(query, key_cache, value_cache)
     out = torch.empty_like(query, memory_format=torch.contiguous_format) if out is None else out
     if rows == 0:
         return out

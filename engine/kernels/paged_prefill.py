@@ -228,6 +228,16 @@ def _prefill_kernel(
     )
 
 
+def check_paged_inputs(query: torch.Tensor, key_cache: torch.Tensor, value_cache: torch.Tensor) -> None:
+    """Raise ValueError if heads are not a multiple of key heads, or a last dimension is not contiguous."""
+    heads, kv_heads = query.shape[1], key_cache.shape[2]
+    if heads % kv_heads:
+        raise ValueError(f"{heads} query heads cannot share {kv_heads} key heads; they must be a multiple")
+    for name, tensor in (("query", query), ("key_cache", key_cache), ("value_cache", value_cache)):
+        if tensor.stride(-1) != 1:
+            raise ValueError(f"{name} has stride {tensor.stride(-1)} in its last dimension; it must be contiguous")
+
+
 def paged_prefill(
     query: torch.Tensor,
     key_cache: torch.Tensor,
@@ -266,11 +276,7 @@ def paged_prefill(
     tokens, heads, head_dim = query.shape
     rows = cu_query.shape[0] - 1
     page_size, kv_heads = key_cache.shape[1], key_cache.shape[2]
-    if heads % kv_heads:
-        raise ValueError(f"{heads} query heads cannot share {kv_heads} key heads; they must be a multiple")
-    for name, tensor in (("query", query), ("key_cache", key_cache), ("value_cache", value_cache)):
-        if tensor.stride(-1) != 1:
-            raise ValueError(f"{name} has stride {tensor.stride(-1)} in its last dimension; it must be contiguous")
+    check_paged_inputs(query, key_cache, value_cache)
     out = torch.empty_like(query, memory_format=torch.contiguous_format) if out is None else out
     if tokens == 0 or rows == 0:
         return out
