@@ -1,12 +1,13 @@
 """The measured process: loads the model, starts and warms up the engine, measures its runs, writes their tables.
 
-Started by :mod:`harness.isolate` as ``python -m harness.child FD SPEC [SPEC ...]``; reports over the pipe ``FD``. Each
-specification is one run; all have the same engine, model, generation and measure, which the first one gives. Between
-two runs the engine has nothing to do; a run that does not end well is the last one.
+Started by :mod:`harness.isolate`, which has it forked after :func:`prepare`, as ``main([FD, SPEC, ...])``; reports over
+the pipe ``FD``. Each specification is one run; all have the same engine, model, generation and measure, which the first
+one gives. Between two runs the engine has nothing to do; a run that does not end well is the last one.
 """
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import random
@@ -36,6 +37,44 @@ SWITCH_INTERVAL_S = 0.0005
 the process with the engine, that late for a due time, and the stamps of tokens as coarse. The same for all engines.
 """
 
+_OF_EVERY_RUN = (
+    "torch",
+    "transformers.generation.utils",
+    "transformers.modeling_layers",
+    "transformers.models.auto.modeling_auto",
+    "transformers.processing_utils",
+    "harness.metrics",
+    "harness.models",
+    "harness.store",
+)
+"""What a run imports whatever its engine and its model are. Those are left to the run: measuring one engine must not
+load another.
+"""
+
+
+def prepare() -> None:
+    """Import what every run needs, once for all runs that are forked from this process.
+
+    Raises:
+        RuntimeError: an import has opened the GPU. A process forked from one that has cannot use it.
+    """
+    for name in _OF_EVERY_RUN:
+        importlib.import_module(name)
+    import torch
+
+    devices = _open_gpus()
+    if torch.cuda.is_initialized() or devices:
+        raise RuntimeError(f"an import has opened the GPU: no process forked from here could use it (open: {devices})")
+
+
+def _open_gpus() -> list[str]:
+    """NVIDIA's devices that this process has open: it or a library of it has initialised CUDA or NVML."""
+    opened = Path("/proc/self/fd")
+    if not opened.is_dir():
+        return []
+    links = [os.readlink(link) for link in opened.iterdir() if link.is_symlink()]
+    return sorted({link for link in links if link.startswith("/dev/nvidia")})
+
 
 class Report:
     """Messages to the parent, one JSON object a line. If the parent is gone, this process ends itself.
@@ -62,9 +101,9 @@ class Report:
         self.send(phase=name)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str]) -> int:
     """Entry point of the child; returns its exit code (errors are reported over the pipe and leave code 1)."""
-    descriptor, *paths = argv if argv is not None else sys.argv[1:]
+    descriptor, *paths = argv
     os.set_inheritable(int(descriptor), False)  # what an engine starts must not keep the pipe open
     report = Report(int(descriptor))
     signal.signal(signal.SIGINT, signal.default_int_handler)  # an ignored one would be inherited
@@ -156,7 +195,3 @@ def _prepare_process(settings: Mapping[str, Any]) -> None:
     random.seed(settings["seed"])
     np.random.seed(settings["seed"])
     torch.manual_seed(settings["seed"])
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

@@ -1,9 +1,10 @@
 """Runs measurements in a fresh child process and watches it.
 
 Peaks, CUDA contexts, captured graphs and compile caches do not carry over from one process to the next, and a crash
-takes only its own runs with it. The child reports through a pipe, one JSON object a line: ``{"phase": …}`` when a phase
-begins, live counts while measuring, ``{"error": …, "status": …}`` if it gives up, each with the index of its ``run``.
-Its stdout and stderr go to the log.
+takes only its own runs with it. The child is forked from a server that has done its imports and nothing else
+(:mod:`harness.forked`): those take longer than many a run. It reports through a pipe, one JSON object a line:
+``{"phase": …}`` when a phase begins, live counts while measuring, ``{"error": …, "status": …}`` if it gives up, each
+with the index of its ``run``. Its stdout and stderr go to the log.
 """
 
 from __future__ import annotations
@@ -13,8 +14,6 @@ import math
 import os
 import selectors
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -24,6 +23,10 @@ from typing import Any
 
 from harness.backends.settings import environment_named
 from harness.errors import RunFailed
+from harness.forked import ForkedProcess, ServerGone, start
+
+CHILD = "harness.child"
+"""The module that is the child."""
 
 WRITING_LIMIT_S = 300.0
 MEASURING_GRACE_S = 30.0
@@ -53,7 +56,7 @@ def run_isolated(
     on_message: Callable[[Mapping[str, Any]], None],
     env: Mapping[str, str] | None = None,
 ) -> None:
-    """Run ``python -m harness.child SPEC [SPEC ...]`` to its end.
+    """Run ``harness.child`` on ``specs``, in a process of its own, to its end.
 
     Args:
         specs: its runs as JSON, read by the child.
@@ -66,36 +69,32 @@ def run_isolated(
         RunFailed: the child reported an error, crashed, was killed or exceeded a limit; the cause says which.
         KeyboardInterrupt: after the child was ended; one that was measuring had time to write what it had.
     """
-    read_end, write_end = os.pipe()
-    with log.open("ab") as log_file:
-        child = subprocess.Popen(
-            [sys.executable, "-m", "harness.child", str(write_end), *map(str, specs)],
-            stdin=subprocess.DEVNULL,
-            stdout=log_file,
-            stderr=subprocess.STDOUT,
-            pass_fds=(write_end,),
-            env=_child_environment() | dict(env or {}),
-            start_new_session=True,  # Ctrl-C reaches the parent alone, which then ends the child in order
-        )
-    os.close(write_end)
+    env = env or {}
     watch = _Watch(limits, on_message)
-    try:
-        with open(read_end, "rb", buffering=0) as pipe:
+    read_end, write_end = os.pipe()
+    with open(read_end, "rb", buffering=0) as pipe:
+        try:
+            with log.open("ab") as log_file:
+                child = start(CHILD, list(map(str, specs)), write_end, log_file.fileno(), _environment(env))
+        finally:
+            os.close(write_end)
+        try:
             try:
-                watch.follow(pipe)
+                watch.follow(pipe, child)
             except KeyboardInterrupt:
                 if watch.phase in ("measuring", "writing"):
                     _let_finish(child, watch, pipe)
                 raise
-        code = child.wait(timeout=10.0)
-    except subprocess.TimeoutExpired as error:
-        raise RunFailed("the measured process closed its report but did not exit within 10 s") from error
-    finally:
-        _end(child)
+            code = _exit_code(child)
+        except ServerGone as gone:
+            cause = _describe_exit("the server of measured processes", gone.code, watch.phase, env)
+            raise RunFailed(cause, detail=_tail(log)) from None
+        finally:
+            child.end()
     if watch.failure is not None:
         raise watch.failure
     if code != 0:
-        raise RunFailed(_describe_exit(code, watch.phase, env or {}), detail=_tail(log))
+        raise RunFailed(_describe_exit("the measured process", code, watch.phase, env), detail=_tail(log))
     if watch.phase != "done":
         raise RunFailed(f"the measured process stopped while {watch.phase} without saying why", detail=_tail(log))
 
@@ -111,19 +110,31 @@ class _Watch:
         self.phase = "starting"
         self.failure: RunFailed | None = None
 
-    def follow(self, pipe: Any, longest_s: float = math.inf) -> None:
-        """Return at the end of the pipe or after ``longest_s``; raise RunFailed when a phase takes too long."""
+    def follow(self, pipe: Any, child: ForkedProcess, longest_s: float = math.inf) -> None:
+        """Return at the end of the pipe or after ``longest_s``.
+
+        Raises:
+            RunFailed: a phase takes too long, or the child could not be made.
+            ServerGone: its server ended before it did.
+        """
         give_up = time.monotonic() + longest_s
         with selectors.DefaultSelector() as selector:
             selector.register(pipe, selectors.EVENT_READ)
+            if child.code is None:
+                selector.register(child, selectors.EVENT_READ)
             while True:
                 limit_s = self._limits.of(self.phase)
                 left_s = limit_s - (time.monotonic() - self._phase_began)
                 if left_s <= 0:
                     raise RunFailed(f"still {self.phase} after {limit_s:g} s; ended", status="timeout")
-                if not selector.select(min(left_s, max(0.0, give_up - time.monotonic()))):
-                    if time.monotonic() >= give_up:
-                        return
+                ready = [key.fileobj for key, _ in selector.select(min(left_s, max(0.0, give_up - time.monotonic())))]
+                if not ready and time.monotonic() >= give_up:
+                    return
+                if child in ready:
+                    child.take()
+                    if child.code is not None:
+                        selector.unregister(child)
+                if pipe not in ready:
                     continue
                 data = pipe.read(65536)
                 if not data:
@@ -143,44 +154,36 @@ class _Watch:
         self._on_message(message)
 
 
-def _child_environment() -> dict[str, str]:
+def _environment(env: Mapping[str, str]) -> dict[str, str]:
     environment = dict(os.environ)
     environment["PYTHONUNBUFFERED"] = "1"
     environment["PYTHONFAULTHANDLER"] = "1"  # a segmentation fault leaves its stack in the log
     environment.setdefault("TOKENIZERS_PARALLELISM", "false")
-    return environment
+    return environment | dict(env)
 
 
-def _let_finish(child: subprocess.Popen[bytes], watch: _Watch, pipe: Any) -> None:
+def _let_finish(child: ForkedProcess, watch: _Watch, pipe: Any) -> None:
     """Pass the interrupt on and follow the child while it writes its tables; another Ctrl-C ends the patience."""
     # A message may have been torn by the interrupt; it must not turn into an error of its own.
-    with suppress(RunFailed, ValueError):
-        child.send_signal(signal.SIGINT)
-        watch.follow(pipe, INTERRUPT_GRACE_S)
+    with suppress(RunFailed, ServerGone, ValueError):
+        child.interrupt()
+        watch.follow(pipe, child, INTERRUPT_GRACE_S)
 
 
-def _end(child: subprocess.Popen[bytes]) -> None:
-    """Make sure that the child and what it started are gone."""
-    if child.poll() is not None:
-        return
-    for sent, patience_s in ((signal.SIGTERM, 5.0), (signal.SIGKILL, 10.0)):
-        try:
-            os.killpg(child.pid, sent)
-            child.wait(timeout=patience_s)
-            return
-        except ProcessLookupError:
-            return
-        except subprocess.TimeoutExpired:
-            continue
+def _exit_code(child: ForkedProcess) -> int:
+    try:
+        return child.wait(10.0)
+    except TimeoutError as error:
+        raise RunFailed("the measured process closed its report but did not exit within 10 s") from error
 
 
-def _describe_exit(code: int, phase: str, env: Mapping[str, str]) -> str:
+def _describe_exit(which: str, code: int, phase: str, env: Mapping[str, str]) -> str:
     if code >= 0:
         under = f" with {environment_named(env)}" if env and phase == "starting" else ""
-        return f"the measured process exited with code {code} while {phase}{under}"
+        return f"{which} exited with code {code} while {phase}{under}"
     name = signal.Signals(-code).name
     hint = " (out of memory? the kernel's OOM killer sends it)" if name == "SIGKILL" else ""
-    return f"the measured process was ended by {name} while {phase}{hint}"
+    return f"{which} was ended by {name} while {phase}{hint}"
 
 
 def _tail(log: Path, lines: int = 20) -> str | None:

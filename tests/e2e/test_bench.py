@@ -1,8 +1,11 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -10,6 +13,8 @@ import psutil
 
 from harness import manifest
 from harness.store import read_result
+
+PROJECT = Path(__file__).resolve().parents[2]
 
 
 def only(paths):
@@ -115,6 +120,25 @@ def test_repeats_are_processes_of_their_own(bench, tmp_path):
     assert list(runs["repeat"]) == [0, 1]
     assert runs["workload_hash"].nunique() == 1
     assert sorted(p.name for p in folder.glob("repeat-*")) == ["repeat-0", "repeat-1"]
+    assert runs["process"].nunique() == 2
+    assert not [p for p in psutil.process_iter(["cwd", "status"]) if p.info["cwd"] == str(tmp_path)]
+
+
+def test_a_run_draws_what_a_process_started_by_itself_would_draw(bench, tmp_path):
+    """Sampled tokens without a seed of the request's own, of two runs of one server and of a fresh interpreter."""
+    done = bench("engine=static", "generation.do_sample=true", "measure.repeats=2", "report=false")
+    assert done.returncode == 0, done.stderr
+    folder = only((tmp_path / "results" / "runs").iterdir())
+    spec = json.loads((folder / "repeat-0" / "job.json").read_text())
+    (tmp_path / "alone").mkdir()
+    (tmp_path / "job.json").write_text(json.dumps(spec | {"out": str(tmp_path / "alone")}))
+    code = "import sys; from harness.child import main; sys.exit(main(['1', 'job.json']))"
+    environment = os.environ | {"PYTHONPATH": str(PROJECT), "OMP_NUM_THREADS": "1"}
+    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environment, check=True, capture_output=True)
+    folders = (folder / "repeat-0", folder / "repeat-1", tmp_path / "alone")
+    first, second, alone = ([list(ids) for ids in read_result(f)["tokens"]["token_ids"]] for f in folders)
+    assert first == second == alone
+    assert len({tuple(ids[:3]) for ids in first}) > 1
 
 
 def test_a_run_out_of_time_keeps_what_it_measured(bench, tmp_path):
@@ -167,7 +191,8 @@ def test_a_killed_run_keeps_what_it_had_measured(start_bench, tmp_path):
         assert time.monotonic() < give_up
         assert process.poll() is None, process.stderr.read()
         time.sleep(0.05)
-    (child,) = psutil.Process(process.pid).children()
+    (server,) = psutil.Process(process.pid).children()
+    (child,) = server.children()
     child.kill()
     _, said = process.communicate(timeout=60)
     assert process.returncode == 1

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
+from harness import forked, isolate
 from harness.backends.base import TokenSink
 from harness.record import Outcome
 from workloads.workload import ScheduledRequest, Workload
@@ -102,3 +104,41 @@ def make_measured(by_hand: SimpleNamespace) -> Callable[..., Path]:
 @pytest.fixture(scope="session")
 def measured_dir(make_measured: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_measured(tmp_path_factory.mktemp("results") / "sweep")
+
+
+STAND_IN = """\
+import json, os, signal, subprocess, sys, threading, time
+from pathlib import Path
+
+HERE = Path(__file__).parent
+
+def prepare():
+    exec((HERE / "prepare.txt").read_text(), globals())
+
+def main(argv):
+    def send(**message):
+        os.write(int(argv[0]), json.dumps(message).encode() + b"\\n")
+    exec((HERE / "program.txt").read_text(), globals() | {"send": send, "argv": argv})
+    return 0
+"""
+
+
+@pytest.fixture
+def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
+    """In place of the measured process a program, which has ``send(**message)`` and ``argv``; and what its server does
+    first. The servers of the test are its own."""
+    modules = tmp_path / "modules"
+    modules.mkdir()
+    (modules / "stand_in.py").write_text(STAND_IN)
+    (modules / "prepare.txt").write_text("")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(modules), str(Path(__file__).resolve().parents[2])]))
+    monkeypatch.setattr(isolate, "CHILD", "stand_in")
+
+    def give(program: str, prepare: str | None = None) -> None:
+        (modules / "program.txt").write_text(program)
+        if prepare is not None:
+            (modules / "prepare.txt").write_text(prepare)
+
+    forked.end_servers()
+    yield give
+    forked.end_servers()

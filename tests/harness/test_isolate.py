@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import stat
-import sys
 import threading
 import time
 
@@ -15,21 +13,11 @@ from harness import isolate
 from harness.errors import RunFailed
 from harness.isolate import Limits, run_isolated
 
-PRELUDE = """\
-import json, os, signal, sys, time
-def send(**message): os.write(int(sys.argv[3]), json.dumps(message).encode() + b"\\n")
-"""
-
 
 @pytest.fixture
-def run(tmp_path, monkeypatch):
+def run(tmp_path, stand_in):
     def run(program, limits=None, on_message=lambda m: None, env=None):
-        script = tmp_path / "child.py"
-        script.write_text(PRELUDE + program)
-        starter = tmp_path / "python"
-        starter.write_text(f'#!/bin/sh\nexec {sys.executable} {script} "$@"\n')
-        starter.chmod(starter.stat().st_mode | stat.S_IXUSR)
-        monkeypatch.setattr(sys, "executable", str(starter))
+        stand_in(program)
         run_isolated([tmp_path / "job.json"], tmp_path / "run.log", limits or Limits(20, 20), on_message, env)
 
     return run
@@ -73,6 +61,21 @@ def test_a_start_that_fails_names_the_environment_it_was_given(run, program, sai
     with pytest.raises(RunFailed) as failed:
         run(program, env={"A_VARIABLE": "1"})
     assert failed.value.cause.endswith(said)
+
+
+def test_imports_that_fail_are_told_as_a_start_that_fails(run, stand_in):
+    stand_in("", prepare="raise ImportError('libcuda is missing')")
+    with pytest.raises(RunFailed, match=r"exited with code 1 while starting with engine\.env\.A_VARIABLE=1$") as failed:
+        run("", env={"A_VARIABLE": "1"})
+    assert failed.value.detail.endswith("ImportError: libcuda is missing")
+
+
+def test_an_import_that_hangs_is_a_timeout_and_its_server_is_gone(run, stand_in, tmp_path):
+    stand_in("", prepare="print(os.getpid(), flush=True); time.sleep(60)")
+    with pytest.raises(RunFailed, match="still starting after 1 s"):
+        run("", Limits(1.0, 60))
+    with pytest.raises(ProcessLookupError):
+        os.kill(int((tmp_path / "run.log").read_text()), 0)
 
 
 def test_an_end_without_a_result_is_a_failure(run):
