@@ -11,12 +11,14 @@ Timeline of a run with staged arrivals::
 MSER looks at the ranks of the TTFTs (their order statistics), not at the values: a queue that is long for a moment
 late in a run would otherwise pull the cut to itself. The window begins where the first kept request was sent, but not
 before 95 % of the requests that came first can be over (until then the load can only grow, however constant the TTFT),
-and ends with the last one sent: after it the run only drains. Inside it as many must end as are sent, up to noise.
+and ends with the last one sent: after it the run only drains. Inside it as many must end as are sent, up to noise, and
+the rate of arrivals must have no trend.
 A run whose load never stands still gets a label instead of a window, and no number of it is an average over one.
 
 Sources: White, "An effective truncation heuristic for bias reduction in simulation output", Simulation 69 (1997), for
 MSER; batches of five after Spratt (1998). Page, "Continuous inspection schemes", Biometrika 41 (1954), for CUSUM; its
-limit is that of the Brownian bridge (Kolmogorov).
+limit is that of the Brownian bridge (Kolmogorov). Cox and Lewis, "The Statistical Analysis of Series of Events" (1966),
+section 3.3, for Laplace's test of a trend.
 """
 
 from __future__ import annotations
@@ -48,7 +50,11 @@ FILLED = 95
 """Percentile of the requests' lives after which a run counts as filled."""
 
 DEVIATIONS = 2.5
-"""More requests sent than ended by this many standard deviations of what a load that stands still shows: it grows."""
+"""More requests sent than ended by this many standard deviations of what a load that stands still shows: it grows. The
+same for a trend of the arrivals."""
+
+DEVIATIONS_OF_A_PART = 1.0
+"""The same inside a run whose arrivals have a trend as a whole."""
 
 GROWTH = 1.5
 """A load or TTFT that ends above this multiple of what it was before the middle is a queue that grows: saturated."""
@@ -104,6 +110,10 @@ class Growth:
     def beyond_noise(self) -> bool:
         return self.sent - self.ended > DEVIATIONS * self.noise
 
+    def moves(self, deviations: float) -> bool:
+        """Whether it grows or falls by more than so many deviations."""
+        return abs(self.sent - self.ended) > deviations * self.noise
+
     def __str__(self) -> str:
         return f"{self.sent / self.seconds:.3g} requests/s were sent and {self.ended / self.seconds:.3g}/s ended"
 
@@ -123,16 +133,46 @@ def growth(o: Observations, start_ns: float, end_ns: float) -> Growth:
     sent, done = np.sort(o.t_submit[~np.isnan(o.t_submit)]), o.t_done[~np.isnan(o.t_done)]
     quarter = (end_ns - start_ns) / 4
     level = float(in_flight(o, max(float(sent[0]), start_ns - 2 * quarter), start_ns + quarter, bins=1)[0])
-    # Arrivals counted in stretches of a mean life: bursts within one are what the number in flight holds of them.
+    arrived, ended = (int(((times >= start_ns) & (times < end_ns)).sum()) for times in (sent, done))
+    noise = float(np.sqrt(2 * max(1.0, level) * dispersion(o)))
+    return Growth(arrived, ended, seconds=(end_ns - start_ns) / 1e9, noise=noise)
+
+
+def dispersion(o: Observations) -> float:
+    """Variance over mean of the arrivals in stretches of a mean life, at least the 1 of a Poisson process.
+
+    Bursts within a life are what the number in flight holds of them. The line through the counts is taken out: a rate
+    that climbs is no noise, and would hide its own growth.
+    """
+    sent = np.sort(o.t_submit[~np.isnan(o.t_submit)])
     lives = (o.t_done - o.t_submit)[~np.isnan(o.t_done - o.t_submit)]
     span = float(sent[-1] - sent[0])
     bins = int(np.clip(span / float(lives.mean()) if len(lives) and lives.mean() > 0 else BINS, 8, BINS))
     counts = np.histogram(sent, bins)[0]
-    dispersion = max(1.0, float(counts.var(ddof=1) / counts.mean()))
-    arrived, ended = (int(((times >= start_ns) & (times < end_ns)).sum()) for times in (sent, done))
-    return Growth(
-        arrived, ended, seconds=(end_ns - start_ns) / 1e9, noise=float(np.sqrt(2 * max(1.0, level) * dispersion))
-    )
+    x = np.arange(bins)
+    rest = counts - np.polyval(np.polyfit(x, counts, 1), x)
+    return max(1.0, float((rest**2).sum() / (bins - 2) / counts.mean()))
+
+
+def rate_trend(
+    o: Observations, start_ns: float, end_ns: float, deviations: float = DEVIATIONS, least: float = LEAST_CHANGE
+) -> str | None:
+    """How the rate of arrivals climbs or falls through a stretch, in words; None if it does not.
+
+    Laplace's test: the mean moment of the arrivals lies beside the middle by more ``deviations`` than chance has it,
+    with the dispersion of these arrivals; and one half of the stretch gets fewer than the other, by more than the share
+    ``least``.
+    """
+    sent = o.t_submit[(o.t_submit >= start_ns) & (o.t_submit < end_ns)]
+    if len(sent) < 2:
+        return None
+    at = (sent - start_ns) / (end_ns - start_ns)
+    beside = abs(float(at.mean()) - 0.5) * np.sqrt(12 * len(at) / dispersion(o))
+    halves = np.histogram(at, 2, (0.0, 1.0))[0]
+    if beside <= deviations or abs(int(halves[1]) - int(halves[0])) <= least * halves.max():
+        return None
+    first, second = halves / ((end_ns - start_ns) / 2e9)
+    return f"{first:.3g} requests/s were sent in the first half of it and {second:.3g}/s in the second"
 
 
 def mser(series: FloatArray) -> int | None:
@@ -245,9 +285,16 @@ def steady_window(o: Observations) -> Window:
     window = Window(SteadyState.STEADY, start, end) if at is None else _longer_side(o, start, end, at)
     if window is None or window.start_ns is None or window.end_ns is None:
         return Window(state, reason="the number of requests in flight changes")
+    # Of a run whose arrivals climb as a whole a part looks even by chance: it must not show the least of it.
+    moves = rate_trend(o, float(sent[0]), end) is not None
+    limits = (DEVIATIONS_OF_A_PART, 0.0) if moves else (DEVIATIONS, LEAST_CHANGE)
+    if trend := rate_trend(o, window.start_ns, window.end_ns, *limits):
+        state = _unsteady(o, float(sent[0]), end, waits[answered], more_sent=True)
+        return Window(state, reason=f"the rate of arrivals changes within the window: {trend}")
     change = growth(o, window.start_ns, window.end_ns)
-    if change.beyond_noise:
-        return _too_short(f"the number of requests in flight still grows: {change}")
+    if change.moves(limits[0]):
+        how = "grows" if change.sent > change.ended else "falls"
+        return _too_short(f"the number of requests in flight still {how}: {change}")
     return window
 
 
@@ -276,9 +323,11 @@ def _longer_side(o: Observations, start: float, end: float, at: int) -> Window |
     return Window(SteadyState.STEADY, inner_start, inner_end)
 
 
-def _unsteady(o: Observations, start: float, end: float, waits: FloatArray) -> SteadyState:
-    """Saturated if the load or the TTFT goes on growing after the first half, else non-stationary."""
-    for series, reduce in ((in_flight(o, start, end), np.mean), (waits, np.median)):
+def _unsteady(o: Observations, start: float, end: float, waits: FloatArray, more_sent: bool = False) -> SteadyState:
+    """Saturated if the load or the TTFT goes on growing after the first half, else non-stationary; where more is sent
+    the load grows without a queue, and only the TTFT tells."""
+    load = ((in_flight(o, start, end), np.mean),)
+    for series, reduce in (*(() if more_sent else load), (waits, np.median)):
         quarter = len(series) // 4
         if quarter and reduce(series[-quarter:]) > GROWTH * reduce(series[quarter : 2 * quarter]):
             return SteadyState.SATURATED

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections import Counter
 
 import numpy as np
@@ -9,8 +10,19 @@ import pytest
 
 from harness.metrics import compute_tables
 from harness.metrics.observations import observe
-from harness.metrics.steady import BINS, SteadyState, change_point, growth, in_flight, mser, steady_window
+from harness.metrics.steady import (
+    BINS,
+    SteadyState,
+    change_point,
+    dispersion,
+    growth,
+    in_flight,
+    mser,
+    rate_trend,
+    steady_window,
+)
 from harness.record import Outcome, RequestRecord, RunRecord, TokenChunk
+from workloads.arrivals import Gamma, OnOff, Ramp
 
 S = 1_000_000_000
 
@@ -142,6 +154,42 @@ def test_a_rate_that_only_grows_has_no_window() -> None:
     named = ("steady_state", "steady_reason")
     assert run[[c for c in run.index if c.startswith("steady_") and c not in named]].isna().all()
     assert run.gen_tok_s > 0  # the whole run's rate stays
+
+
+@pytest.mark.parametrize(
+    "process, n, life_s", [(Ramp(2, 40, 9), 200, 2.0), (Ramp(1, 10, 90), 495, 2.0), (Ramp(30, 5, 40), 650, 1.0)]
+)
+def test_poisson_arrivals_whose_rate_moves_all_the_time_are_not_called_steady(process, n, life_s) -> None:
+    """Answered at once, so no queue: only what is sent moves. Two of twenty may look even by chance."""
+    found = Counter()
+    for seed in range(20):
+        rng, sent = np.random.default_rng(seed), np.array(process.due_times(n, random.Random(seed), None))
+        window = steady_window(observe(record(sent, sent + 0.05, sent + life_s * rng.uniform(0.8, 1.2, n))))
+        found[window.state] += 1
+        assert (window.reason is None) == (window.state == SteadyState.STEADY)
+    assert found[SteadyState.STEADY] <= 2, found
+
+
+@pytest.mark.parametrize(
+    "process", [Gamma(20.0), Gamma(20.0, cv=3.0), OnOff(40.0, 2.0, 2.0)], ids=["poisson", "cv 3", "on/off"]
+)
+def test_arrivals_that_come_in_bursts_but_at_one_rate_are_steady(process) -> None:
+    found = Counter()
+    for seed in range(20):
+        rng, sent = np.random.default_rng(seed), np.array(process.due_times(600, random.Random(seed), None))
+        found[steady_window(observe(record(sent, sent + 0.05, sent + rng.uniform(1.6, 2.4, 600)))).state] += 1
+    assert found[SteadyState.STEADY] >= 18, found
+
+
+def test_a_trend_by_hand() -> None:
+    """60 arrivals, one a second, then 60 at twice that rate: 40 and 80 in the halves of 90 s; three quarters of them
+    evenly spread show none."""
+    sent = np.concatenate((np.arange(60.0), 60 + np.arange(60) / 2))
+    o = observe(record(sent, sent + 0.1, sent + 1))
+    assert dispersion(o) == 1
+    assert rate_trend(o, 0, 90 * S) == ("1 requests/s were sent in the first half of it and 1.67/s in the second")
+    assert rate_trend(o, 0, 60 * S) is None
+    assert rate_trend(o, 0, 0.5 * S) is None
 
 
 def test_a_burst_and_a_handful_have_no_steady_state() -> None:
