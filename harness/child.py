@@ -29,13 +29,16 @@ from harness.errors import one_line
 from harness.journal import discard
 from harness.measuring import Messages, Served, measure, process_facts
 from harness.preparation import load_or_outline, warmup_of, workload_of
-from harness.record import RunRecord
+from harness.record import Outcome, RunRecord
 from harness.shared_prompts import refuse_shared_prompts
 
 SWITCH_INTERVAL_S = 0.0005
 """How long a thread may keep the interpreter while another wants it. Python's 5 ms would make the sender, which shares
 the process with the engine, that late for a due time, and the stamps of tokens as coarse. The same for all engines.
 """
+
+ABANDONED_LIMIT_S = 60.0
+"""What a run whose parent is gone gets to write down what it measured."""
 
 _OF_EVERY_RUN = (
     "torch",
@@ -77,28 +80,48 @@ def _open_gpus() -> list[str]:
 
 
 class Report:
-    """Messages to the parent, one JSON object a line. If the parent is gone, this process ends itself.
+    """Messages to the parent, one JSON object a line.
+
+    If the parent is gone (killed), nobody waits for this run any more and it must not keep a GPU busy. One that is
+    measuring is interrupted, so that it writes down what it has; one that is writing ends with that; any other ends
+    at once.
 
     Attributes:
         run: index of the run that the messages are about.
+        abandoned: whether the parent is gone.
     """
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
         self._lock = threading.Lock()
+        self._phase = "starting"
         self.run = 0
+        self.abandoned = False
 
     def send(self, **message: Any) -> None:
         data = json.dumps({"run": self.run, **message}).encode() + b"\n"
-        try:
-            with self._lock:
+        with self._lock:
+            if self.abandoned:
+                return
+            try:
                 os.write(self._descriptor, data)
-        except BrokenPipeError:
-            os._exit(1)  # nobody waits for this run any more: do not keep a GPU busy for it
+            except BrokenPipeError:
+                self._abandon()
 
     def phase(self, name: str) -> None:
         print(f"== {name}", flush=True)
+        self._phase = name
         self.send(phase=name)
+
+    def _abandon(self) -> None:
+        if self._phase not in ("measuring", "writing"):
+            os._exit(1)
+        self.abandoned = True
+        end = threading.Timer(ABANDONED_LIMIT_S, os._exit, (1,))
+        end.daemon = True
+        end.start()
+        if self._phase == "measuring":
+            os.kill(os.getpid(), signal.SIGINT)  # reaches the main thread, which waits for the requests
 
 
 def main(argv: Sequence[str]) -> int:
@@ -161,7 +184,7 @@ def serve(specs: Sequence[Mapping[str, Any]], report: Report, clock: Clock) -> b
             record = measure(served, spec, workload, messages, clock, earlier=k)
             if k == len(specs) - 1 or record.status != "ok":
                 backend.stop()  # before the tables: what the engine holds is not needed any more
-            if not _write(record, Path(spec["out"]), report):
+            if not _write(record, Path(spec["out"]), report) or report.abandoned:
                 return False
         return True
     finally:
@@ -176,6 +199,10 @@ def _write(record: RunRecord, out: Path, report: Report) -> bool:
     from harness.metrics import compute_tables
     from harness.store import write_result
 
+    if report.abandoned and record.status == "interrupted":
+        ended = sum(r.outcome is not Outcome.UNFINISHED for r in record.requests)
+        had = f"{ended} of {len(record.requests)} requests had ended"
+        record.error = f"the command that started this run is gone; {had}"
     write_result(out, compute_tables(record))
     discard(out)
     if record.status != "ok":

@@ -207,6 +207,28 @@ def test_a_killed_run_keeps_what_it_had_measured(start_bench, tmp_path):
     assert not found[0].exists()
 
 
+def test_a_run_whose_command_was_killed_writes_what_it_had_measured(start_bench, tmp_path):
+    """SIGKILL to the command itself: nobody is left to write the row but the measured process."""
+    process = start_bench("engine=null", "engine.itl_ms=200", "arrival=constant", "arrival.rate=2")
+    give_up = time.monotonic() + 100
+    while not (found := [j for j in tmp_path.glob("results/runs/*/.journal") if j.stat().st_size > 12_000]):
+        assert time.monotonic() < give_up
+        assert process.poll() is None, process.stderr.read()
+        time.sleep(0.05)
+    started = psutil.Process(process.pid).children(recursive=True)
+    process.kill()
+    process.wait()
+    _, alive = psutil.wait_procs(started, timeout=60)
+    assert not alive
+    tables = read_result(found[0].parent)
+    run = tables["runs"].iloc[0]
+    assert run.status == "interrupted"
+    assert re.fullmatch(r"the command that started this run is gone; \d of 6 requests had ended", run.error)
+    assert run.n_unfinished > 0
+    assert tables["requests"]["output_tokens"].sum() > 0
+    assert not found[0].exists()
+
+
 def test_a_second_sweep_is_not_pooled_into_the_first(bench, tmp_path):
     sweep = ("-m", "engine=ours_small", "engine.max_batch_tokens=32,64", "hydra.sweep.dir=s")
     assert bench(*sweep).returncode == 0
