@@ -23,7 +23,7 @@ from harness.report.read import Results, read_results
 from harness.report.saturation import knee_sentences
 from harness.report.slo import slo_sentences
 from harness.report.validity import PERCENTILES, validity_notes
-from harness.report.verdicts import compare_arms
+from harness.report.verdicts import compare_arms, verdict_sentences
 
 _PIPE_WIDTH = 240  # nothing is wrapped or cut where no terminal sets a width
 
@@ -34,8 +34,10 @@ _LATENCIES = {
     "itl_p99_ms": "ITL p99",
     "e2e_p50_ms": "e2e p50",
 }
+# Counts of the scheduler and the cache, shown where there are any.
+_COUNTS = {"preemptions": "preempted", "cached_tokens": "cached"}
 # What a narrow terminal goes without, first to last.
-_DISPENSABLE = ("e2e p50", "peak RSS", "peak GPU", "ITL p50", "TTFT p95", "verdict")
+_DISPENSABLE = ("cached", "preempted", "e2e p50", "peak RSS", "peak GPU", "ITL p50", "TTFT p95", "verdict")
 
 
 def print_summary(directory: Path | str, console: Console | None = None) -> None:
@@ -63,7 +65,7 @@ def print_summary(directory: Path | str, console: Console | None = None) -> None
     if hidden:
         said = f"Columns left out to fit {console.width} characters: {', '.join(hidden)}. The report has them."
         console.print(said, style="dim", highlight=False)
-    for line in _remarks(results, arms, greyed=console.is_terminal):
+    for line in _remarks(results, arms, findings, greyed=console.is_terminal):
         console.print(escape(line), style="dim" if console.is_terminal else "", highlight=False)
 
 
@@ -74,8 +76,11 @@ def _content(
     baseline = baseline_of(members)
     peak = memory_metric(results.runs)
     headers = ["arm", "tok/s", *(["ratio", "verdict"] if baseline else []), *_LATENCIES.values()]
-    headers += ["peak RSS" if peak == "peak_rss_bytes" else "peak GPU", "failed", "same tokens"]
-    rows = [_row(arm, baseline, peak, finding_of(findings, facet, arm.series, "gen_tok_s")) for arm in members]
+    counts = {m: name for m, name in _COUNTS.items() if any(arm.total(m) for arm in members)}
+    headers += [*counts.values(), "peak RSS" if peak == "peak_rss_bytes" else "peak GPU", "failed", "same tokens"]
+    rows = [
+        _row(arm, baseline, [*counts], peak, finding_of(findings, facet, arm.series, "gen_tok_s")) for arm in members
+    ]
     return _title(facet, members, results), headers, rows
 
 
@@ -127,7 +132,7 @@ def _table(
     return table
 
 
-def _row(arm: Arm, baseline: Arm | None, peak: str, finding: Finding | None) -> list[str]:
+def _row(arm: Arm, baseline: Arm | None, counts: Sequence[str], peak: str, finding: Finding | None) -> list[str]:
     cells = [escape(arm.series), _with_range(arm.spread("gen_tok_s"))]
     if baseline is not None:
         cells += ["baseline", ""] if arm.is_baseline else _against(arm, baseline, finding)
@@ -135,6 +140,9 @@ def _row(arm: Arm, baseline: Arm | None, peak: str, finding: Finding | None) -> 
         spread = arm.spread(metric)
         text = number(spread.median if spread else None)
         cells.append(f"[dim]{text}[/dim]" if spread and arm.has_few_samples(metric) else text)
+    for metric in counts:
+        spread = arm.spread(metric)
+        cells.append(number(spread.median if spread else None))
     used = arm.spread(peak)
     cells.append(memory(used.median if used else None))
     cells.append(_failures(arm))
@@ -174,11 +182,12 @@ def _failures(arm: Arm) -> str:
     return f"[red]{', '.join(parts)}[/red]" if parts else "0"
 
 
-def _remarks(results: Results, arms: list[Arm], greyed: bool) -> list[str]:
+def _remarks(results: Results, arms: list[Arm], findings: Sequence[Finding], greyed: bool) -> list[str]:
     lines = []
     shown = {metric: name for metric, name in PERCENTILES.items() if metric in _LATENCIES}
     if any(len(a.measured) > 1 for a in arms):
         lines.append("Medians over repeats, range in brackets; ratios are geometric means over pairs of equal repeats.")
+    lines += verdict_sentences(arms, findings, {"gen_tok_s": "tok/s", **_LATENCIES})
     lines += [*knee_sentences(arms), *slo_sentences(arms), *ledger_sentences(results, arms)]
     return lines + [
         f"! {note}"

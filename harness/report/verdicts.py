@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import pandas as pd
 
-from harness.analysis.comparison import PAIR_BY, Candidate, Finding, compare, objection
+from harness.analysis.comparison import PAIR_BY, Candidate, Finding, compare, finding_of, objection
+from harness.analysis.verdict import Verdict
 from harness.report.arms import Arm, baseline_of, by_facet
 from harness.report.config_diff import config_differences, confounders, is_identical, settings_by_run
 from harness.report.quantity import times
@@ -59,3 +60,31 @@ def in_words(finding: Finding) -> str:
         return f"{text}, no verdict: {finding.reason}"
     text += f" ({times(finding.ratio_low)}–{times(finding.ratio_high)} over {finding.pairs} pairs)"
     return f"{text}, {finding.verdict}: {finding.reason}"
+
+
+def verdict_sentences(arms: Sequence[Arm], findings: Sequence[Finding], names: Mapping[str, str]) -> list[str]:
+    """One sentence an arm with verdicts: what is better and worse than the baseline, and what shows no difference.
+
+    Args:
+        names: metrics that are told, by column of runs, and what they are called.
+    """
+    sentences = []
+    for members in by_facet(arms).values():
+        for arm in members:
+            told = {m: finding_of(findings, arm.facet, arm.series, m) for m in names}
+            parts = []
+            for verdict in (Verdict.BETTER, Verdict.WORSE):
+                found = [_in_brief(names[m], f) for m, f in told.items() if f is not None and f.verdict == verdict]
+                parts += [f"{verdict}: {', '.join(found)}"] if found else []
+            same = [names[m] for m, f in told.items() if f is not None and f.verdict == Verdict.INDISTINGUISHABLE]
+            parts += [f"no difference shown: {', '.join(same)}"] if same else []
+            baseline = baseline_of(members)
+            if parts and baseline is not None:
+                sentences.append(f"{arm.label} against {baseline.series}: {'; '.join(parts)}.")
+    return sentences
+
+
+def _in_brief(name: str, finding: Finding) -> str:
+    if finding.ratio is None or finding.ratio_low is None or finding.ratio_high is None:
+        return name
+    return f"{name} {times(finding.ratio)} ({times(finding.ratio_low)}–{times(finding.ratio_high)})"

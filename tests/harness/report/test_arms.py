@@ -17,7 +17,7 @@ from harness.report.html import write_report
 from harness.report.quantity import UNKNOWN, memory, number, times
 from harness.report.read import read_results
 from harness.report.validity import validity_notes
-from harness.report.verdicts import compare_arms
+from harness.report.verdicts import compare_arms, verdict_sentences
 
 
 def test_engines_are_compared_inside_a_workload_and_repeats_are_not_pooled(engines_dir: Path) -> None:
@@ -197,6 +197,10 @@ def test_enough_blocks_give_verdicts_in_words_and_table(
     assert (found["gen_tok_s"].verdict, found["gen_tok_s"].pairs) == ("better", 6)
     assert all(f.noise_floor is not None for f in findings if f.ratio)
     assert any("Generated tokens/s against x = 1: better: x = 2 (" in s for s in headlines(arms, findings))
+    (said,) = verdict_sentences(arms, findings, {"gen_tok_s": "tok/s", "ttft_p50_ms": "TTFT p50"})
+    ratio, low, high = (found["gen_tok_s"].ratio, found["gen_tok_s"].ratio_low, found["gen_tok_s"].ratio_high)
+    assert said.startswith(f"x = 2 against x = 1: better: tok/s {ratio:.2f}× ({low:.2f}×–{high:.2f}×)")
+    assert "TTFT p50" in said
     page = write_report(folder).read_text(encoding="utf-8")
     assert "<th>verdict</th>" in page
     assert ">better</td>" in page

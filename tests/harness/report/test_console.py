@@ -32,6 +32,18 @@ def test_pipe_is_plain_markdown_on_one_line_a_row(engines_dir: Path, capsys: pyt
     assert "3 of 18 runs did not end well" in text
 
 
+def test_preempted_and_cached_are_shown_where_there_are_any(
+    tmp_path: Path, record_maker: Callable, writer: Callable, capsys: pytest.CaptureFixture[str]
+) -> None:
+    record = record_maker(run_id="one", engine="ours")
+    print_summary(writer(tmp_path / "none", [record]))
+    assert "preempted" not in capsys.readouterr().out
+    print_summary(writer(tmp_path / "some", [replace(record, counters={**record.counters, "preemptions": 7})]))
+    header, _, row = (line.split("|") for line in capsys.readouterr().out.splitlines() if line.startswith("|"))
+    at = [cell.strip() for cell in header].index("preempted")
+    assert row[at].strip() == "7"
+
+
 def test_terminal_is_styled_and_keeps_to_its_width(engines_dir: Path) -> None:
     out = io.StringIO()
     print_summary(engines_dir, Console(file=out, force_terminal=True, width=110, color_system="standard"))
