@@ -7,8 +7,8 @@
 # ONLY="num_blocks scheduler"; DRY=1: list the runs; TRY=1: toy models, a sixteenth of the load, on any machine
 set -u
 results=$(mkdir -p "${1:?name a folder for results}" && cd "$1" && pwd) || exit
-py=${PY:-python3} deadline=${DEADLINE:-1500} cut=1 small='' kernels=(triton flash_attention_2)
-[ -n "${TRY:-}" ] && MODELS=${MODELS:-tiny-llama tiny-qwen3} cut=16 small=_small kernels=(sdpa eager)
+py=${PY:-python3} deadline=${DEADLINE:-1500} cut=1 small='' kernels=(triton flash_attention_2) padded=flash_attention_2
+[ -n "${TRY:-}" ] && MODELS=${MODELS:-tiny-llama tiny-qwen3} cut=16 small=_small kernels=(sdpa eager) padded=sdpa
 read -r -a models <<<"${MODELS:-qwen3-4b qwen3-0.6b}"
 read -r -a gpus <<<"${GPUS:-0 1}"
 export HF_HUB_OFFLINE=1
@@ -33,7 +33,7 @@ settings() { # MODEL EXPERIMENT : into the array `set`. A run is 2 to 8 s of loa
         workload.output_tokens.{low=$((64 / cut)),high=$((128 / cut))})
     # Flash attention 2 for all three arms: padded generate can use it too, so it is no part of the difference.
     local waves=(workload="${2#*-}" workload.requests=$((128 / cut)) measure.warmup_requests=$((64 / cut))
-        model.attn_implementation=${small:+sdpa}${small:-flash_attention_2}
+        model.attn_implementation=$padded
         engine=static,transformers${small}_pinned,ours${small}_pinned)
     local unequal=(workload.prompt_tokens.{low=$((32 / cut)),high=$((512 / cut))}
         workload.output_tokens.{low=$((16 / cut)),high=$((192 / cut))})
