@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -33,6 +34,7 @@ EXIT_USAGE = 2
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit code 0, or 2 with one line on standard error for what is wrong."""
     args = _parser().parse_args(argv)
+    logging.getLogger("workloads").addHandler(logging.NullHandler())  # what is left out is in the description
     try:
         with composing("cb-workload") as loader:
             config = _composed(loader, args.overrides)

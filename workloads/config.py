@@ -338,7 +338,8 @@ def make_lengths(cfg: LengthConfig, where: str) -> Lengths:
     given = {name: value for name, value in given.items() if value is not None}
     known = {f.name: f.default is dataclasses.MISSING for f in dataclasses.fields(cls)}
     if extra := sorted(set(given) - set(known)):
-        raise ValueError(f"{where}: kind {cfg.kind} has no setting {', '.join(extra)}: set it to null")
+        null = " ".join(f"{where}.{name}=null" for name in extra)
+        raise ValueError(f"{where}: kind {cfg.kind} has no setting {', '.join(extra)}: add {null}")
     if missing := [name for name, required in known.items() if required and name not in given]:
         raise ValueError(f"{where}: kind {cfg.kind} needs {', '.join(missing)}")
     try:

@@ -28,8 +28,8 @@ def replayed(trace: Trace, cfg: ReplaySettings, vocab_size: int, seed: int, spec
     rows = choose(trace.rows, cfg)
     if not rows:
         raise ValueError(
-            f"{trace.path}: no rows between {cfg.window_start_s} s and {cfg.window_end_s} s: "
-            f"the trace spans 0 to {max((r.t_ns for r in trace.rows), default=0) / 1e9:.1f} s"
+            f"{trace.path}: no rows {_window_words(cfg)}: "
+            f"the trace spans 0 to {max(r.t_ns for r in trace.rows) / 1e9:.1f} s"
         )
     ids = allowed_ids(vocab_size, special_ids)
     if trace.block_tokens is None:
@@ -44,6 +44,12 @@ def replayed(trace: Trace, cfg: ReplaySettings, vocab_size: int, seed: int, spec
         recorded_s=[(r.t_ns - start_ns) / 1e9 * cfg.time_scale for r in rows],
         facts=trace.facts | {"block_hit_fraction": block_hit_fraction(rows)},
     )
+
+
+def _window_words(cfg: ReplaySettings) -> str:
+    if cfg.window_end_s is None:
+        return f"from {cfg.window_start_s:g} s on"
+    return f"between {cfg.window_start_s:g} s and {cfg.window_end_s:g} s"
 
 
 def check(cfg: ReplaySettings) -> None:

@@ -53,7 +53,8 @@ def test_notes_of_a_file_are_shown(tmp_path, capsys):
         + '{"due_s": 0, "prompt_tokens": 0, "output_tokens": 2}'
     )
     assert main(["describe", "workload=own_trace", f"workload.path={trace}", *TINY, "--no-plots"]) == 0
-    out = capsys.readouterr().out
+    out, error = capsys.readouterr()
+    assert error == "", "said once, in the description"
     assert f"note       {trace}: 1 of 3 rows are left out" in out
     assert f"note       {trace}: 1 of 3 rows stand after a later one" in out
 

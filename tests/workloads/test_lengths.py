@@ -51,7 +51,7 @@ def test_empirical_keeps_to_values_and_weights() -> None:
         (LengthConfig("fixed"), "needs value"),
         (LengthConfig("fixed", value=0), "at least 1"),
         (LengthConfig("uniform", low=5, high=4), "low 5, high 4"),
-        (LengthConfig("uniform", low=1, high=4, value=3), "no setting value: set it to null"),
+        (LengthConfig("uniform", low=1, high=4, value=3), "no setting value: add .*value=null"),
         (LengthConfig("lognormal", median=-1, sigma=1, low=1, high=2), "median > 0"),
         (LengthConfig("empirical", values=[]), "at least one value"),
         (LengthConfig("empirical", values=[1, 2], weights=[1]), "as many as values"),

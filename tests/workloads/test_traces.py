@@ -76,6 +76,10 @@ class TestAzure:
             ((AZURE, "2023-11-16 18:15:46,1" + "0" * 5000 + ",1"), r":2: column 'ContextTokens'"),
             ((AZURE, "2023-11-16 18:15:46,1"), r":2: column 'GeneratedTokens': expected 3 fields"),
             ((AZURE,), r"no rows"),
+            (
+                (AZURE, "2023-11-16 18:15:46,0,1", "2023-11-16 18:15:47,1,0"),
+                r"none of its 2 rows can be used: no prompt",
+            ),
         ],
     )
     def test_malformed_files_name_line_and_column(self, tmp_path: Path, lines: tuple[str, ...], message: str) -> None:
@@ -115,6 +119,13 @@ class TestReplay:
         built = replay(path, window_start_s=2, window_end_s=5, time_scale=0.5)
         assert [len(r.prompt_ids) for r in built.requests] == [300, 400, 500]
         assert [r.due_s for r in built.requests] == [0, 0.5, 1.0]
+
+    @pytest.mark.parametrize(
+        ("end_s", "window"), [(30.0, "between 20 s and 30 s"), (None, "from 20 s on")], ids=["closed", "open"]
+    )
+    def test_a_window_without_rows_says_what_the_trace_spans(self, path: str, end_s: float | None, window: str) -> None:
+        with pytest.raises(ValueError, match=rf"no rows {window}: the trace spans 0 to 9\.0 s"):
+            replay(path, window_start_s=20.0, window_end_s=end_s)
 
     def test_sampling(self, path: str) -> None:
         first = replay(path, max_requests=4)

@@ -179,4 +179,8 @@ def ordered(
         key=lambda r: r.t_ns,
     )
     usable = tuple(r for r in moved if r.prompt_tokens > 0 and r.output_tokens > 0)
+    if not usable:
+        raise TraceError(
+            f"{source.path}: none of its {len(rows)} rows can be used: no prompt or no output token in any"
+        )
     return Trace(source.path, usable, len(moved) - len(usable), unsorted, source.sha256, block_tokens)
