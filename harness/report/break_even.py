@@ -29,9 +29,9 @@ def break_even_tokens(warmup_s: float, rate: float, base_warmup_s: float, base_r
 
 def warm_up_section(arms: Sequence[Arm]) -> str:
     """Warm-up and rate of each arm against the baseline's, and from how many tokens on it pays; "" if warm-ups are
-    alike."""
+    alike. Arms that differ by their requests or arrivals are left out: there the load makes the rate."""
     rows = []
-    for facet, members in by_facet(arms).items():
+    for facet, members in by_facet([a for a in arms if not a.varies_requests]).items():
         known = [
             (a, w.median, r.median) for a in members if (w := a.spread("warmup_s")) and (r := a.spread("gen_tok_s"))
         ]

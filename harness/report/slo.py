@@ -27,6 +27,7 @@ _MEASURED = {
     "itl_p99_ms": "itl_p99_ms",
     "e2e_p95_ms": "e2e_p95_ms",
 }
+_LISTED = 4  # more arms than these are not listed one by one where all kept it
 _WORSE = 1.1  # a group's figure above this multiple of the baseline's got worse
 
 
@@ -43,9 +44,8 @@ def slo_sentences(arms: Sequence[Arm]) -> list[str]:
     for facet, members in by_facet(judged).items():
         where = f"{facet}: " if facet else ""
         if kept := [a.series for a in members if slo_met(a)]:
-            sentences.append(
-                f"{where}{'the' if where else 'The'} SLO {_name(members[0])} is kept by {', '.join(kept)}."
-            )
+            by = f"all {len(kept)} arms" if len(kept) == len(members) > _LISTED else ", ".join(kept)
+            sentences.append(f"{where}{'the' if where else 'The'} SLO {_name(members[0])} is kept by {by}.")
         for arm in members:
             if not slo_met(arm):
                 sentences.append(

@@ -69,8 +69,27 @@ def validity_notes(
     ]
 
 
-def _names(arms: Sequence[Arm]) -> str:
+_LISTED = 4
+"""More arms than these are not listed one by one where something holds for all of them."""
+
+
+def _names(arms: Sequence[Arm], of: Sequence[Arm] = ()) -> str:
+    """Labels of ``arms``; where they are all of many, how many."""
+    if len(arms) == len(of) > _LISTED:
+        return f"all {len(arms)} arms"
     return ", ".join(a.label for a in arms)
+
+
+def _each(found: Sequence[tuple[Arm, float, str]], of: Sequence[Arm]) -> str:
+    """Labels of arms with what was found at each; where they are all of many, only the worst.
+
+    Args:
+        found: the arm, how bad it is, and in words what was found.
+    """
+    if len(found) == len(of) > _LISTED:
+        arm, _, words = max(found, key=lambda f: f[1])
+        return f"all {len(found)} arms, most of all {arm.label} ({words})"
+    return ", ".join(f"{arm.label} ({words})" for arm, _, words in found)
 
 
 def _simulated(results: Results) -> list[str]:
@@ -210,15 +229,16 @@ def _busy_machine(results: Results, arms: Sequence[Arm]) -> list[str]:
     for row in environment[environment["key"].str.startswith("load.")].dropna(subset="value").to_dict("records"):
         if isinstance(value := decoded(row["value"]), int | float):
             load.setdefault(row["run_id"], {})[row["key"].removeprefix("load.")] = value
-    busy = []
+    busy: list[tuple[Arm, float, str]] = []
     for arm in arms:
         known = [load[r] for r in arm.measured["run_id"] if {"others_cores", "cores"} <= load.get(r, {}).keys()]
         worst = max(known, key=lambda facts: facts["others_cores"], default=None)
         if worst is not None and worst["others_cores"] > worst["cores"] * BUSY_SHARE:
             average = worst.get("average_1min_start")
             shown = "" if average is None else f", load {average:.1f} at the start"
-            busy.append(f"{arm.label} (others used {worst['others_cores']:.1f} of {worst['cores']:g} cores{shown})")
-    return [f"The machine was busy while this was measured: {', '.join(busy)}."] if busy else []
+            used = f"others used {worst['others_cores']:.1f} of {worst['cores']:g} cores{shown}"
+            busy.append((arm, worst["others_cores"], used))
+    return [f"The machine was busy while this was measured: {_each(busy, arms)}."] if busy else []
 
 
 def _unwatched_gpu(results: Results, arms: Sequence[Arm]) -> list[str]:
@@ -298,19 +318,19 @@ def _unsteady(arms: Sequence[Arm]) -> list[str]:
         ("non_stationary", "The load never stood still: no steady window, so no rates of one"),
     ):
         if named := [a for a in arms if (a.measured["steady_state"] == state).any()]:
-            lines.append(f"{text}: {_names(named)}.")
+            lines.append(f"{text}: {_names(named, arms)}.")
     return lines
 
 
 def _late_sender(arms: Sequence[Arm]) -> list[str]:
-    late = []
+    late: list[tuple[Arm, float, str]] = []
     for arm in arms:
         lag, ttft = arm.spread("sched_lag_p99_ms"), arm.spread("ttft_p50_ms")
         if lag is not None and lag.high > max(1.0, 0.02 * ttft.median if ttft else 0.0):
-            late.append(f"{arm.label} ({number(lag.high)} ms)")
+            late.append((arm, lag.high, f"{number(lag.high)} ms"))
     if not late:
         return []
-    return [f"The sender was late, p99 above max(1 ms, 2 % of the median TTFT): {', '.join(late)}."]
+    return [f"The sender was late, p99 above max(1 ms, 2 % of the median TTFT): {_each(late, arms)}."]
 
 
 def _few_samples(arms: Sequence[Arm], percentiles: Mapping[str, str], greyed: bool) -> list[str]:
@@ -323,7 +343,8 @@ def _few_samples(arms: Sequence[Arm], percentiles: Mapping[str, str], greyed: bo
     if greyed:
         return [f"p99 of {' and '.join(few)} rests on fewer than {MIN_P99_SAMPLES} samples in some arms: shown greyed."]
     return [
-        f"p99 of {name} rests on fewer than {MIN_P99_SAMPLES} samples: {_names(named)}." for name, named in few.items()
+        f"p99 of {name} rests on fewer than {MIN_P99_SAMPLES} samples: {_names(named, arms)}."
+        for name, named in few.items()
     ]
 
 

@@ -42,3 +42,12 @@ def test_the_section(record_maker, writer, tmp_path: Path, numeric_dir: Path) ->
     assert " tokens</td>" in text
     assert " min</td>" in text
     assert warm_up_section(group_arms(read_results(numeric_dir))) == ""  # the same warm-up in every arm
+
+
+def test_arms_of_other_loads_are_not_judged_by_their_rates(record_maker, writer, tmp_path: Path) -> None:
+    records = []
+    for rate, warmup in ((5, 2.0), (50, 40.0)):
+        record = record_maker(f"rate-{rate}", speed=rate / 5, variable="arrival.rate", arm=rate, repeat=0)
+        record.warmup_s = warmup
+        records.append(record)
+    assert warm_up_section(group_arms(read_results(writer(tmp_path / "r", records)))) == ""

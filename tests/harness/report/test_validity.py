@@ -58,3 +58,27 @@ def test_counts_that_cannot_be_true_are_counted(
     said = [line for line in notes(writer(tmp_path / "r", two_arms)) if "cannot be true" in line]
     assert len(said) == 1
     assert said[0].endswith("rates that need it are unknown: ours (3 of 24 requests).")
+
+
+def test_what_holds_for_every_one_of_many_arms_is_not_listed_arm_by_arm(
+    record_maker: Callable[..., RunRecord], tmp_path: Path, writer: Callable[..., Path]
+) -> None:
+    def busy(values: tuple[int, ...], others: dict[int, float]) -> list[str]:
+        records = []
+        for value in values:
+            record = record_maker(f"run-{value}", variable="engine.page_size", arm=value, repeat=0)
+            record.environment |= {"load.others_cores": others.get(value, 0.0), "load.cores": 2}
+            records.append(record)
+        name = f"{len(values)}-{len(others)}"
+        return [line for line in notes(writer(tmp_path / name, records)) if "machine was busy" in line]
+
+    many = (1, 2, 4, 8, 16)
+    assert busy(many, {1: 0.6, 2: 1.7, 4: 0.8, 8: 0.9, 16: 1.0}) == [
+        "The machine was busy while this was measured: all 5 arms, most of all page_size = 2 (others used 1.7 of 2 "
+        "cores)."
+    ]
+    (some,) = busy(many, {1: 0.6, 16: 1.0})
+    assert some.endswith(": page_size = 1 (others used 0.6 of 2 cores), page_size = 16 (others used 1.0 of 2 cores).")
+    (few,) = busy(many[:2], {1: 0.6, 2: 1.0})
+    assert "page_size = 1 (others" in few
+    assert "page_size = 2 (others" in few
