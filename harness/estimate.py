@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import random
+import json
+import logging
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,10 +13,12 @@ from typing import Any
 from harness import manifest, store
 from harness.config import config_hash
 from harness.course import duration
-from workloads.config import make_arrival
+from workloads import build_workload
+from workloads.workload import Workload
 
 _FOLDERS = 50  # the newest results that are looked at
 _LIKE = ("engine", "model", "workload")
+_VOCABULARY = 32_000  # lengths and times of a workload do not depend on it, but prompts must be drawn from some ids
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,69 +45,129 @@ class Estimate:
 
 
 @dataclass(frozen=True, slots=True)
+class Pace:
+    """What runs of an engine on a model took: ``outside_s`` beside the measured part (start, warm-up, calibration), and
+    generated tokens a second inside it."""
+
+    outside_s: float
+    gen_tok_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class History:
-    """Durations in s of runs that ended well, process start to end: by config hash, and by engine, model, workload;
-    ``where``: the folder below which they were found."""
+    """What runs that ended well took.
+
+    Attributes:
+        same: durations in s, process start to end, by config hash.
+        alike: the same by engine, model and workload.
+        paces: by engine and model, one a config.
+        where: the folder below which they were found.
+    """
 
     same: Mapping[str, Sequence[float]]
     alike: Mapping[tuple[str, ...], Sequence[float]]
+    paces: Mapping[tuple[str, ...], Sequence[Pace]]
     where: Path
 
 
 def history(results: Path) -> History:
     """What the results below ``results`` say; anything unreadable there is passed over."""
     same: dict[str, list[float]] = {}
-    kinds: dict[str, tuple[str, ...]] = {}
-    folders = [p.parent for depth in ("*/*", "*/*/*") for p in results.glob(f"{depth}/{manifest.FILE}")]
+    known: dict[str, _Measured] = {}
+    depths = ("*/*", "*/*/*", "*/*/*/*")  # runs/RUN, sweeps/NAME/SWEEP, and what is committed, by machine
+    folders = [p.parent for depth in depths for p in results.glob(f"{depth}/{manifest.FILE}")]
     for folder in sorted(folders, key=lambda f: f.name)[-_FOLDERS:]:
         for state, seconds in manifest.durations(folder):
             same.setdefault(state.config_hash, []).append(seconds)
-        kinds |= _kinds(folder)
+        known |= _measured(folder)
     alike: dict[tuple[str, ...], list[float]] = {}
+    paces: dict[tuple[str, ...], list[Pace]] = {}
     for digest, durations in same.items():
-        if digest in kinds:
-            alike.setdefault(kinds[digest], []).extend(durations)
-    return History(same, alike, results)
+        if digest not in known:
+            continue
+        run = known[digest]
+        alike.setdefault(run.kind, []).extend(durations)
+        if run.wall_s is not None and run.gen_tok_s:
+            outside_s = max(0.0, statistics.median(durations) - run.wall_s)
+            paces.setdefault(run.kind[:2], []).append(Pace(outside_s, run.gen_tok_s))
+    return History(same, alike, paces, results)
 
 
-def _kinds(folder: Path) -> dict[str, tuple[str, ...]]:
-    """Engine, model and workload by config hash."""
+@dataclass(frozen=True, slots=True)
+class _Measured:
+    """Runs of one config: engine, model and workload, and medians of what the tables have of them."""
+
+    kind: tuple[str, ...]
+    wall_s: float | None
+    gen_tok_s: float | None
+
+
+def _measured(folder: Path) -> dict[str, _Measured]:
+    """By config hash."""
     try:
         tables = store.read_result(folder, ("runs", "environment"))
     except (OSError, ValueError):  # none, or of another version
         return {}
     environment = tables["environment"]
     rows = environment[environment["key"] == "identity.config_hash"].merge(tables["runs"], on="run_id")
-    rows = rows[["value", *_LIKE]].dropna()
-    return {str(digest).strip('"'): tuple(str(v) for v in kind) for digest, *kind in rows.itertuples(index=False)}
+    rows = rows.dropna(subset=["value", *_LIKE])
+    found = {}
+    for digest, runs in rows.groupby("value"):
+        wall_s, gen_tok_s = (runs[name].dropna() for name in ("wall_s", "gen_tok_s"))
+        found[str(digest).strip('"')] = _Measured(
+            tuple(str(runs[name].iloc[0]) for name in _LIKE),
+            float(wall_s.median()) if len(wall_s) else None,
+            float(gen_tok_s.median()) if len(gen_tok_s) else None,
+        )
+    return found
 
 
-def estimate(config: Mapping[str, Any], known: History) -> Estimate:
-    """Median of earlier runs of the same config, else of the same engine, model and workload, else the arrivals."""
+def estimate(config: Mapping[str, Any], known: History, workload: Workload | None = None) -> Estimate:
+    """Median of earlier runs of the same config, else of the same engine, model and workload; else the workload's
+    tokens at the best rate of the same engine and model on another workload; else the arrivals.
+
+    Args:
+        workload: of the run, as :func:`planned_workload` builds it; None = unknown.
+    """
+    kind = tuple(str(config[group]["name"]) for group in _LIKE)
     for durations, what in (
         (known.same.get(config_hash(config)), "same config"),
-        (known.alike.get(tuple(str(config[group]["name"]) for group in _LIKE)), "same engine, model, workload"),
+        (known.alike.get(kind), "same engine, model, workload"),
     ):
         if durations:
             n = len(durations)
             basis = f"{what}: median of {n} earlier run{'s' if n > 1 else ''} below {known.where}"
             return Estimate(statistics.median(durations), basis)
-    last_due_s = _last_due_s(config)
-    if not last_due_s:  # all at once, or told by the workload alone: nothing follows from that
+    if workload is None:
+        return Estimate(None, "never measured here")
+    last_due_s = max((r.due_s for r in workload.requests), default=0.0)
+    if paces := known.paces.get(kind[:2]):
+        # A run under arrivals slower than the engine says less of what it can do: the fastest says most.
+        pace = max(paces, key=lambda p: p.gen_tok_s)
+        tokens = sum(r.max_new_tokens for r in workload.requests)
+        seconds = pace.outside_s + max(last_due_s, tokens / pace.gen_tok_s)
+        return Estimate(
+            seconds, f"roughly: {tokens:,} tokens, same engine and model on another workload below {known.where}"
+        )
+    if not last_due_s:  # all at once: nothing follows from that
         return Estimate(None, "never measured here")
     return Estimate(last_due_s, "arrivals alone, never measured here", is_floor=True)
 
 
-def _last_due_s(config: Mapping[str, Any]) -> float | None:
-    """When the last request is due, if arrival and number of requests tell."""
-    requests = config["workload"].get("requests")
-    if requests is None:
-        return None
+def planned_workload(config: Mapping[str, Any]) -> Workload | None:
+    """The workload's lengths and times, its prompts from a made-up vocabulary; None where they need the model's
+    tokenizer, or the config has no such workload."""
+    log = logging.getLogger("workloads")
+    before = log.level
+    log.setLevel(logging.ERROR)  # what is left out of a file has been said when the command was read
     try:
-        due = make_arrival(config["arrival"]).due_times(requests, random.Random(0), None)
-    except (ValueError, TypeError):  # times of the workload's own, which only building it tells
+        return build_workload(
+            config["workload"], config["arrival"], vocab_size=_VOCABULARY, seed=config["measure"]["seed"]
+        )
+    except (ValueError, TypeError):
         return None
-    return max(due, default=0.0)
+    finally:
+        log.setLevel(before)
 
 
 def listing(runs: Sequence[PlannedRun], known: History, finished: int = 0) -> list[str]:
@@ -113,7 +176,13 @@ def listing(runs: Sequence[PlannedRun], known: History, finished: int = 0) -> li
     Args:
         finished: runs that are there already and will not be repeated.
     """
-    estimates = [estimate(run.config, known) for run in runs]
+    workloads: dict[str, Workload | None] = {}
+    estimates = []
+    for run in runs:
+        groups = json.dumps([run.config[g] for g in ("workload", "arrival", "measure")], sort_keys=True, default=str)
+        if groups not in workloads:
+            workloads[groups] = planned_workload(run.config)
+        estimates.append(estimate(run.config, known, workloads[groups]))
     width = max((len(run.name) for run in runs), default=0)
     lines = [f"{run.name:<{width}}  {_length(e):>10}  {e.basis}" for run, e in zip(runs, estimates, strict=True)]
     arms = len({config_hash(run.config) for run in runs})

@@ -7,12 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from harness import manifest, provenance
+from harness import manifest, provenance, store
 from harness.app import main
 from harness.config import config_hash
-from harness.estimate import History, PlannedRun, estimate, listing
+from harness.estimate import History, Pace, PlannedRun, estimate, history, listing, planned_workload
 from harness.manifest import JobState
+from harness.metrics import compute_tables
 from harness.plan import make_plan
+from harness.record import Outcome, RequestRecord, RunRecord, TokenChunk
 from harness.report.arms import group_arms
 from harness.report.read import read_results
 from harness.resume import notices, remaining, unfinished_sweep
@@ -126,13 +128,13 @@ def test_minutes_come_from_the_same_config_then_from_alike_ones_then_from_the_ar
     plan = make_plan(["-m", "engine='null'", "model=tiny-llama", "engine.ttft_ms=10,20,30", "arrival=constant"])
     first, second, third = (job.config for job in plan.jobs)
     kind = ("null", "tiny-llama", "quickstart")
-    known = History({config_hash(first): [60.0, 90.0, 600.0]}, {kind: [120.0]}, Path("results"))
+    known = History({config_hash(first): [60.0, 90.0, 600.0]}, {kind: [120.0]}, {}, Path("results"))
     assert (estimate(first, known).seconds, estimate(first, known).is_floor) == (90.0, False)
     assert (estimate(second, known).seconds, estimate(second, known).basis) == (
         120.0,
         "same engine, model, workload: median of 1 earlier run below results",
     )
-    bare = estimate(third, History({}, {}, Path("results")))
+    bare = estimate(third, History({}, {}, {}, Path("results")), planned_workload(third))
     assert (bare.seconds, bare.is_floor) == (23 / 2, True)  # 24 requests, two a second, the first at 0
     lines = listing([PlannedRun(j.name, j.config) for j in plan.jobs], known, finished=2)
     assert "1.5 min" in lines[0]
@@ -142,20 +144,49 @@ def test_minutes_come_from_the_same_config_then_from_alike_ones_then_from_the_ar
 def test_nothing_is_promised_of_what_was_never_measured():
     plan = make_plan(["-m", "engine='null'", "model=tiny-llama", "arrival=burst,constant", "engine.ttft_ms=10"])
     runs = [PlannedRun(j.name, j.config) for j in plan.jobs]
-    lines = listing(runs, History({}, {}, Path("results")))  # 24 requests: at once, and two a second
+    lines = listing(runs, History({}, {}, {}, Path("results")))  # 24 requests: at once, and two a second
     assert "unknown  never measured here" in lines[0]
     assert ">= 12 s  arrivals alone" in lines[1]
     assert lines[-1].endswith(": at least 12 s one after the other, and 1 of unknown length")
-    assert listing(runs[:1], History({}, {}, Path("results")))[-1].endswith(
+    assert listing(runs[:1], History({}, {}, {}, Path("results")))[-1].endswith(
         ": how long is unknown, nothing like it was measured here"
     )
 
 
+def test_another_workload_is_estimated_by_its_tokens_and_never_below_its_arrivals():
+    arms = ["-m", "engine='null'", "model=tiny-llama", "workload=uniform_burst", "arrival=burst,constant"]
+    burst, constant = (job.config for job in make_plan(arms).jobs)  # 24 requests of 64 tokens: 1,536
+    paces = {("null", "tiny-llama"): [Pace(7.0, 100.0), Pace(5.0, 768.0)], ("ours", "tiny-llama"): [Pace(0.0, 1.0)]}
+    known = History({}, {}, paces, Path("results"))
+    found = estimate(burst, known, planned_workload(burst))
+    assert (found.seconds, found.is_floor) == (5.0 + 2.0, False)
+    assert found.basis == "roughly: 1,536 tokens, same engine and model on another workload below results"
+    assert estimate(constant, known, planned_workload(constant)).seconds == 5.0 + 23 / 2  # two a second
+
+
+def test_paces_come_from_tables_and_manifest(tmp_path):
+    chunks = [TokenChunk(5_000_000_000 + k * 100_000_000, (k,)) for k in range(50)]
+    request = RequestRecord(
+        "q0", 4, 50, t_sched_ns=0, t_submit_ns=0, t_done_ns=10_000_000_000, chunks=chunks, outcome=Outcome.OK_LENGTH
+    )
+    identity = {"run_id": "r", "engine": "ours", "model": "m", "workload": "w"}
+    environment = {"identity.config_hash": "h"}
+    record = RunRecord(identity, [request], t_start_ns=0, t_end_ns=10_000_000_000, environment=environment)
+    folder = tmp_path / "results" / "reference" / "cpu" / "s" / "1"
+    store.write_result(folder, compute_tables(record))
+    for state, minute in (("running", 0), ("ok", 1)):
+        manifest.append(folder, JobState("a", "h", (), state, f"2026-01-01T00:0{minute}:00+00:00"))
+    found = history(tmp_path / "results")
+    assert found.same == {"h": [60.0]}
+    assert found.alike == {("ours", "m", "w"): [60.0]}
+    assert found.paces == {("ours", "m"): [Pace(50.0, 5.0)]}  # 50 tokens in 10 of the 60 seconds
+
+
 def test_times_of_a_trace_are_not_guessed():
     config = make_plan(["engine='null'", "workload=shared_prefix", "arrival=as_recorded"]).configs[0]
-    found = estimate(config, History({}, {}, Path("results")))
+    found = estimate(config, History({}, {}, {}, Path("results")), planned_workload(config))
     assert (found.seconds, found.basis) == (None, "never measured here")
-    assert "unknown" in listing([PlannedRun("x", config)], History({}, {}, Path("results")))[0]
+    assert "unknown" in listing([PlannedRun("x", config)], History({}, {}, {}, Path("results")))[0]
 
 
 @pytest.mark.parametrize("spelling", ["dry_run=true", "--dry-run"])

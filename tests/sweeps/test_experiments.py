@@ -19,6 +19,7 @@ STAGES = {
     "2 of 4": {"max_batch_tokens", "max_requests_per_batch"},
     "3 of 4": {"num_blocks", "max_memory_percent", "safety_margin", "page_size", "scheduler", "overload"},
     "after 3 of 4": {"saturation", "server_load"},
+    "after 4 of 4": {"tune"},
     "4 of 4": {
         "cuda_graphs", "graphs_vs_async", "prefix_sharing", "cpu_offload", "compile_level", "decode_fast_path",
         "attention_backend",
@@ -34,6 +35,7 @@ OF_FEATURE = {
 }
 DEFAULTS = {
     "auto_baseline", "static_vs_continuous", "peers", "quickstart", "backends", "saturation", "server_load",
+    "tune",
 }  # fmt: skip
 """Those that compare whole engines, or measure one as it chooses by itself."""
 
@@ -80,7 +82,7 @@ def test_an_experiment_composes_lists_its_runs_and_varies_what_it_says(name):
     experiment = plan.jobs[0].config["experiment"]
     assert (experiment["name"], experiment["question"]) == (name, head["Question"])
     assert experiment["variable"] in head["Variable"] or experiment["variable"] == "engine"
-    lines = listing([PlannedRun(job.name, job.config) for job in plan.jobs], History({}, {}, Path("results")))
+    lines = listing([PlannedRun(job.name, job.config) for job in plan.jobs], History({}, {}, {}, Path("results")))
     assert len(lines) == len(plan.jobs) + 1
     assert len({job.name for job in plan.jobs}) == len(plan.jobs)
 
@@ -117,7 +119,7 @@ def test_the_settings_for_a_gpu_compose(name):
 
 
 def test_an_slo_is_decided_before_the_margin_is_varied():
-    for name in ("safety_margin", "scheduler", "saturation"):
+    for name in ("safety_margin", "scheduler", "saturation", "tune"):
         assert plan_of(name).jobs[0].config["slo"]["name"] != "none"
 
 
