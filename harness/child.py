@@ -7,6 +7,7 @@ one gives. Between two runs the engine has nothing to do; a run that does not en
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 import json
 import os
@@ -54,6 +55,8 @@ _OF_EVERY_RUN = (
 load another.
 """
 
+_ASK_NVML = "PYTORCH_NVML_BASED_CUDA_CHECK"
+
 
 def prepare() -> None:
     """Import what every run needs, once for all runs that are forked from this process.
@@ -61,8 +64,22 @@ def prepare() -> None:
     Raises:
         RuntimeError: an import has opened the GPU. A process forked from one that has cannot use it.
     """
-    for name in _OF_EVERY_RUN:
-        importlib.import_module(name)
+    # transformers asks at import whether there is a GPU, and CUDA, asked, would be of no use to processes forked later.
+    # NVML can answer as well, and can be left again.
+    before = os.environ.get(_ASK_NVML)
+    os.environ[_ASK_NVML] = "1"
+    try:
+        for name in _OF_EVERY_RUN:
+            importlib.import_module(name)
+    finally:
+        if before is None:
+            del os.environ[_ASK_NVML]
+        else:
+            os.environ[_ASK_NVML] = before
+    with suppress(OSError):  # a machine without NVIDIA's driver has no such library
+        nvml = ctypes.CDLL("libnvidia-ml.so.1")
+        while nvml.nvmlShutdown() == 0:  # once for each time that it was asked
+            pass
     import torch
 
     devices = _open_gpus()
