@@ -32,5 +32,6 @@ def in_unit(value: float | None, unit: str) -> str:
 
 
 def times(ratio: float) -> str:
-    """A ratio to a baseline: ``1.48×``."""
-    return f"{ratio:.2f}×"
+    """A ratio to a baseline with two decimals, a small one with two significant digits: ``1.48×``, ``0.0052×``."""
+    decimals = 2 if ratio <= 0 or ratio >= 0.1 else 1 - math.floor(math.log10(ratio))
+    return f"{ratio:.{decimals}f}×"

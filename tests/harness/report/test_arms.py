@@ -321,6 +321,16 @@ def test_numbers(value: float | None, text: str) -> None:
     assert number(value) == text
 
 
+@pytest.mark.parametrize(
+    ("ratio", "text"),
+    [(26.741, "26.74×"), (1.0, "1.00×"), (0.2, "0.20×"), (0.0995, "0.100×"), (0.0241, "0.024×"), (0.000521, "0.00052×")],
+)
+def test_ratios(ratio: float, text: str) -> None:
+    assert times(ratio) == text
+    assert times(0.0) == "0.00×"
+
+
+
 def test_memory() -> None:
     assert memory(512 * 2**20) == "512 MiB"
     assert memory(3 * 2**29) == "1.50 GiB"
