@@ -323,12 +323,18 @@ def test_numbers(value: float | None, text: str) -> None:
 
 @pytest.mark.parametrize(
     ("ratio", "text"),
-    [(26.741, "26.74×"), (1.0, "1.00×"), (0.2, "0.20×"), (0.0995, "0.100×"), (0.0241, "0.024×"), (0.000521, "0.00052×")],
+    [
+        (26.741, "26.74×"),
+        (1.0, "1.00×"),
+        (0.2, "0.20×"),
+        (0.0995, "0.100×"),
+        (0.0241, "0.024×"),
+        (0.000521, "0.00052×"),
+    ],
 )
 def test_ratios(ratio: float, text: str) -> None:
     assert times(ratio) == text
     assert times(0.0) == "0.00×"
-
 
 
 def test_memory() -> None:
