@@ -116,15 +116,30 @@ class Arm:
         return bool(known.all()) if len(known) else None
 
 
-def ratio(arm: Arm, baseline: Arm, metric: str) -> Spread | None:
+@dataclass(frozen=True)
+class Ratio:
+    """Geometric mean, as in :mod:`harness.analysis.paired`, and range of the ratios of paired runs."""
+
+    mean: float
+    low: float
+    high: float
+    n: int
+
+    @classmethod
+    def of(cls, ratios: Iterable[float]) -> Ratio:
+        known = list(ratios)
+        return cls(statistics.geometric_mean(known), min(known), max(known), len(known))
+
+
+def ratio(arm: Arm, baseline: Arm, metric: str) -> Ratio | None:
     """``arm / baseline``: per pair of equal repeats where both have the same ones, else of the two medians."""
     pairs = [_by_repeat(a, metric) for a in (arm, baseline)]
-    if pairs[0] and pairs[0].keys() == pairs[1].keys() and all(pairs[1].values()):
-        return Spread.of(pairs[0][r] / pairs[1][r] for r in pairs[0])
+    if pairs[0] and pairs[0].keys() == pairs[1].keys() and all(v > 0 for p in pairs for v in p.values()):
+        return Ratio.of(pairs[0][r] / pairs[1][r] for r in pairs[0])
     own, base = arm.spread(metric), baseline.spread(metric)
-    if own is None or base is None or base.median == 0:
+    if own is None or base is None or own.median <= 0 or base.median <= 0:
         return None
-    return Spread.of([own.median / base.median])
+    return Ratio.of([own.median / base.median])
 
 
 def _by_repeat(arm: Arm, metric: str) -> dict[int, float]:

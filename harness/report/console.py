@@ -157,7 +157,7 @@ def _against(arm: Arm, baseline: Arm, finding: Finding | None) -> list[str]:
         return [UNKNOWN, "identical"]
     if finding is None or finding.ratio is None:
         unpaired = ratio(arm, baseline, "gen_tok_s")
-        return [UNKNOWN if unpaired is None else times(unpaired.median), UNKNOWN]
+        return [UNKNOWN if unpaired is None else times(unpaired.mean), UNKNOWN]
     text = times(finding.ratio)
     if finding.verdict is not None and finding.ratio_low is not None and finding.ratio_high is not None:
         text += f" ({times(finding.ratio_low)}–{times(finding.ratio_high)})"

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from harness.analysis.comparison import Finding, finding_of
 from harness.analysis.verdict import Thresholds
 from harness.gate import EXPLAINED
-from harness.report.arms import Arm, Spread, baseline_of, by_facet, ratio
+from harness.report.arms import Arm, Ratio, baseline_of, by_facet, ratio
 from harness.report.quantity import number, times
 from harness.report.verdicts import in_words
 
@@ -72,11 +72,11 @@ def _comparison(measured: Sequence[Arm], baseline: Arm | None, findings: Sequenc
     return sentences
 
 
-def _ratio(against: Spread) -> str:
+def _ratio(against: Ratio) -> str:
     """The ratio with its range where no verdict can be given: no direction is claimed."""
     if against.n == 1:
-        return f"{times(against.median)} from one pair, which says nothing about the spread: no difference is shown"
-    text = f"{times(against.median)} in the median of {against.n} paired repeats"
+        return f"{times(against.mean)} from one pair, which says nothing about the spread: no difference is shown"
+    text = f"{times(against.mean)} in the geometric mean of {against.n} paired repeats"
     text += f", from {times(against.low)} to {times(against.high)}"
     if against.low <= 1 <= against.high:
         return f"{text}, so no difference is shown"

@@ -153,7 +153,7 @@ def _verdict_cells(arm: Arm, baseline: Arm, finding: Finding | None) -> list[str
         return [f"<td>{UNKNOWN}</td>", f'<td title="{escape(IDENTICAL)}">identical</td>']
     if finding is None or finding.ratio is None:
         against = ratio(arm, baseline, "gen_tok_s")
-        unpaired = f"<td>{UNKNOWN}</td>" if against is None else f"<td>{times(against.median)}</td>"
+        unpaired = f"<td>{UNKNOWN}</td>" if against is None else f"<td>{times(against.mean)}</td>"
         return [unpaired, _verdict_cell(finding)]
     low, high = finding.ratio_smallest, finding.ratio_largest
     if finding.verdict is not None:

@@ -26,7 +26,7 @@ def throughput_bars(members: Sequence[Arm], colours: Mapping[str, str]) -> tuple
                 ax.errorbar(spread.median, y, xerr=[[low], [high]], color=INK, capsize=3, linewidth=1)
             text = number(spread.median)
             against = ratio(arm, baseline, "gen_tok_s") if baseline and arm is not baseline else None
-            text += f"  ({times(against.median)})" if against else ""
+            text += f"  ({times(against.mean)})" if against else ""
             ax.annotate(text, (spread.high, y), xytext=(6, 0), textcoords="offset points", va="center", fontsize=9)
         ax.set_yticks(range(len(drawn)), [arm.series for arm, _ in drawn])
         ax.set_ylim(len(drawn) - 0.4, -0.6)  # first arm on top
