@@ -31,14 +31,19 @@ def read_all(directories: Sequence[Path]) -> Results:
     return Results(parts[0].directory, tables, notes, tuple(job for p in parts for job in p.jobs))
 
 
-def measured_runs(results: Results) -> list[str]:
-    """Ids of the runs that can teach a step-time model: measured, ended well, of this engine, with a step log."""
+def own_runs(results: Results) -> list[str]:
+    """Ids of the runs that a simulation can be compared with: measured, ended well, of this engine."""
     runs = results.runs
     wanted = runs[
         (runs["engine"] == "ours") & (runs["status"] == "ok") & (runs["source"].fillna("measured") != "simulated")
     ]
+    return [str(r) for r in wanted["run_id"]]
+
+
+def measured_runs(results: Results) -> list[str]:
+    """Ids of the runs that can teach a step-time model: those of :func:`own_runs` with a step log."""
     logged = set(results.tables["steps"]["run_id"])
-    return [str(r) for r in wanted["run_id"] if r in logged]
+    return [run_id for run_id in own_runs(results) if run_id in logged]
 
 
 def conditions(results: Results) -> dict[str, list[str]]:

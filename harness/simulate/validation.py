@@ -15,7 +15,7 @@ from harness.report.read import Results
 from harness.simulate.fit import STALL, fit_steps
 from harness.simulate.setup import SetupError, read_setup
 from harness.simulate.simulation import simulate
-from harness.simulate.source import conditions, output_lengths, workload_of_run
+from harness.simulate.source import conditions, measured_runs, output_lengths, own_runs, workload_of_run
 from harness.simulate.step_time import Kind, ModelError, StepTimeModel, Work
 
 METRICS = ("gen_tok_s", "ttft_p50_ms", "ttft_p95_ms", "itl_p50_ms", "itl_p99_ms")
@@ -127,9 +127,47 @@ def splits(results: Results, fitted: int) -> Iterator[tuple[tuple[str, ...], dic
         )
 
 
+def predict(fitted: Results, others: Results) -> pd.DataFrame:
+    """Rows of :class:`Validation`, and their experiment, of every run of this engine in ``others`` from a model fitted
+    to the step logs of ``fitted``. The predicted runs need no step log.
+
+    Raises:
+        ModelError: ``fitted`` has nothing to fit to, or ``others`` a step of a kind that it never measured.
+        ValueError: ``others`` has no run of this engine, one that was fitted to, or another model or device.
+    """
+    chosen, wanted = measured_runs(fitted), own_runs(others)
+    if not wanted:
+        raise ValueError(f"{others.directory} holds no measured run of engine ours to predict")
+    if both := sorted(set(chosen) & set(wanted)):
+        raise ValueError(f"{', '.join(both)} would be predicted by a model fitted to it: name other results")
+    model = fit_steps(fitted, chosen)
+    runs = others.runs[others.runs["run_id"].isin(wanted)]
+    for name in ("model", "device"):
+        if unknown := sorted({str(v) for v in runs[name].dropna()} - set(model.source[name])):
+            raise ValueError(
+                f"runs of {name} {', '.join(unknown)} cannot be predicted by step logs of "
+                f"{', '.join(model.source[name])}: fit to runs of the same {name}"
+            )
+    known: dict[tuple[object, ...], dict[str, float | None]] = {}
+    frames = []
+    for run_id, (_, row) in zip(wanted, runs.iterrows(), strict=True):
+        # Repeats serve the same requests with the same settings: one prediction is that of all.
+        lengths = tuple(sorted(output_lengths(others, run_id).items()))
+        same = (row["workload_hash"], repr(read_setup(others, run_id)), lengths)
+        if same not in known:
+            known[same] = predicted_values(others, run_id, model)
+        frames.append(pd.DataFrame(_rows(row, run_id, known[same], True, METRICS)).assign(experiment=row["experiment"]))
+    return pd.concat(frames, ignore_index=True)
+
+
 def compare(results: Results, run_id: str, model: StepTimeModel, held_out: bool) -> pd.DataFrame:
     """Rows of :class:`Validation` of one run."""
     row = results.runs[results.runs["run_id"] == run_id].iloc[0]
+    return pd.DataFrame(_rows(row, run_id, predicted_values(results, run_id, model), held_out, METRICS))
+
+
+def predicted_values(results: Results, run_id: str, model: StepTimeModel) -> dict[str, float | None]:
+    """By metric, what a simulation says of one run: the median over :data:`SEEDS`; None where it has no value."""
     workload, _ = workload_of_run(results, run_id)
     setup, lengths = read_setup(results, run_id), output_lengths(results, run_id)
     runs = [
@@ -137,8 +175,7 @@ def compare(results: Results, run_id: str, model: StepTimeModel, held_out: bool)
         for seed in SEEDS
     ]
     known = {metric: [float(v) for r in runs if (v := r[metric]) is not None] for metric in METRICS}
-    predicted = {metric: statistics.median(values) if values else None for metric, values in known.items()}
-    return pd.DataFrame(_rows(row, run_id, predicted, held_out, METRICS))
+    return {metric: statistics.median(values) if values else None for metric, values in known.items()}
 
 
 def stalls(results: Results, run_id: str, model: StepTimeModel) -> list[str]:
