@@ -87,6 +87,17 @@ class ContinuousBatchingManager(EngineClient):
 
     # --- life cycle -------------------------------------------------------------------------------------------------
 
+    @contextmanager
+    def _alone(self, what: str) -> Iterator[None]:
+        """One at a time. A thread that holds a `pause` does not wait for its turn: whoever has it may be waiting for
+        the loop, and so for the pause."""
+        if not self._lifecycle.acquire(blocking=not self._pauses.held_here):
+            raise RuntimeError(f"{what}() inside a pause would wait for itself; leave the pause first")
+        try:
+            yield
+        finally:
+            self._lifecycle.release()
+
     def has_settings(self, generation_config: Any, continuous_batching_config: Any) -> bool:
         """Whether this manager can stand for one made with these settings (None: any will do)."""
         return (
@@ -108,7 +119,7 @@ class ContinuousBatchingManager(EngineClient):
         On a GPU `ledger` then holds what was measured, for which torch's peak statistics are reset.
         """
         self._refuse_if_destroyed()
-        with self._lifecycle:
+        with self._alone("warmup"):
             if self._core is not None:
                 return
             core = EngineCore(self.model, self.shape, self.resolved_config, self.stats, self._deliver)
@@ -143,7 +154,7 @@ class ContinuousBatchingManager(EngineClient):
             RuntimeError: the manager was destroyed, its model has since been changed in a way that the fused forward
                 pass would not see, or the calling thread holds a `pause` of a loop that is to end.
         """
-        with self._lifecycle:
+        with self._alone("start"):
             self._refuse_if_destroyed()
             if self._thread is not None and (self._intake.stop is not Stop.NO or self._failure is not None):
                 if self._pauses.held_here:
@@ -195,7 +206,7 @@ class ContinuousBatchingManager(EngineClient):
             raise RuntimeError("stop() inside a pause would wait for itself; leave the pause first")
         urgency = Stop.HARD if hard_stop else Stop.FLUSH
         self._intake.close(urgency)  # now: another stop may be waiting for a loop that this one is to hurry
-        with self._lifecycle:
+        with self._alone("stop"):
             self._intake.close(urgency)  # again: a start that was under way has opened it meanwhile
             if block and self._thread is not None:
                 self._thread.join(timeout)
@@ -216,8 +227,12 @@ class ContinuousBatchingManager(EngineClient):
             self._thread.join(timeout)
 
     def destroy(self) -> None:
-        """Stop if running, release everything, for good. Harmless when repeated."""
-        with self._lifecycle:
+        """Stop if running, release everything, for good. Harmless when repeated.
+
+        Raises:
+            RuntimeError: the calling thread holds a `pause`, so the loop could not end.
+        """
+        with self._alone("destroy"):
             if self._destroyed:
                 return
             self.stop(hard_stop=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -143,6 +144,21 @@ def test_a_pause_needs_a_loop_and_cannot_hold_its_stop(open_manager: Open) -> No
     with manager.pause(), pytest.raises(RuntimeError, match="inside a pause"):
         manager.stop()
     manager.stop()
+
+
+@pytest.mark.parametrize("what", ["start", "warmup", "destroy"])
+def test_a_pause_does_not_wait_for_a_stop_that_waits_for_it(open_manager: Open, what: str) -> None:
+    manager = open_manager()
+    stopper = threading.Thread(target=manager.stop)
+    with manager.pause():
+        stopper.start()
+        while manager._lifecycle.acquire(blocking=False):  # until the stop has it
+            manager._lifecycle.release()
+            time.sleep(0.001)
+        with pytest.raises(RuntimeError, match="inside a pause"):
+            getattr(manager, what)()
+    stopper.join(10)
+    assert not stopper.is_alive()
 
 
 def test_a_hard_stop_of_another_thread_does_not_wait_for_it(open_manager: Open) -> None:
