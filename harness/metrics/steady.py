@@ -12,13 +12,16 @@ MSER looks at the ranks of the TTFTs (their order statistics), not at the values
 late in a run would otherwise pull the cut to itself. The window begins where the first kept request was sent, but not
 before 95 % of the requests that came first can be over (until then the load can only grow, however constant the TTFT),
 and ends with the last one sent: after it the run only drains. Inside it as many must end as are sent, up to noise, and
-the rate of arrivals must have no trend.
+the rate of arrivals must neither have a trend nor swing: one that rises and falls again has the same mean moment and
+as many requests at the end as at the start, and only the counts in stretches show it.
 A run whose load never stands still gets a label instead of a window, and no number of it is an average over one.
 
 Sources: White, "An effective truncation heuristic for bias reduction in simulation output", Simulation 69 (1997), for
 MSER; batches of five after Spratt (1998). Page, "Continuous inspection schemes", Biometrika 41 (1954), for CUSUM; its
 limit is that of the Brownian bridge (Kolmogorov). Cox and Lewis, "The Statistical Analysis of Series of Events" (1966),
-section 3.3, for Laplace's test of a trend.
+section 3.3, for Laplace's test of a trend. Fisher, "Statistical Methods for Research Workers" (1925), for the analysis
+of variance; Paulson, "An approximate normalization of the analysis of variance distribution", Annals of Mathematical
+Statistics 13 (1942), for its ratio in standard deviations.
 """
 
 from __future__ import annotations
@@ -40,6 +43,10 @@ FEWEST_REQUESTS = 50
 BINS = 64
 """Equal stretches of the window over which the number of requests in flight is averaged for CUSUM."""
 
+STRETCHES = 8
+"""Equal stretches of the window whose rates of arrivals are compared, each of as many pieces: 64 in all. Fewer hide a
+swing in pieces that hold half of it, and a wave of two stretches altogether."""
+
 CUSUM_LIMIT = 1.63
 """Largest normalised cumulative sum that chance alone exceeds once in a hundred windows (Kolmogorov, 1 %)."""
 
@@ -54,7 +61,7 @@ DEVIATIONS = 2.5
 same for a trend of the arrivals."""
 
 DEVIATIONS_OF_A_PART = 1.0
-"""The same inside a run whose arrivals have a trend as a whole."""
+"""The same inside a run whose arrivals have a trend or swing as a whole."""
 
 GROWTH = 1.5
 """A load or TTFT that ends above this multiple of what it was before the middle is a queue that grows: saturated."""
@@ -175,6 +182,33 @@ def rate_trend(
     return f"{first:.3g} requests/s were sent in the first half of it and {second:.3g}/s in the second"
 
 
+def rate_swing(
+    o: Observations, start_ns: float, end_ns: float, deviations: float = DEVIATIONS, least: float = LEAST_CHANGE
+) -> str | None:
+    """How the rate of arrivals differs between the stretches of a window, in words; None if it does not.
+
+    One-way analysis of variance: the counts of :data:`STRETCHES` stretches vary by more ``deviations`` than the
+    counts in their short pieces, whose variance (at least a Poisson process's) holds bursts and waves that are short
+    beside a stretch; and the lowest rate lies below the highest by more than the share ``least``.
+    """
+    pieces = np.histogram(o.t_submit, STRETCHES * STRETCHES, (start_ns, end_ns))[0].reshape(STRETCHES, STRETCHES)
+    counts = pieces.sum(axis=1)
+    lowest, highest = int(counts.argmin()), int(counts.argmax())
+    if counts[highest] - counts[lowest] <= least * counts[highest]:
+        return None
+    within = max(float(pieces.var(axis=1, ddof=1).mean()), float(pieces.mean()))
+    ratio = float(counts.var(ddof=1)) / STRETCHES / within
+    # Paulson: the cube root of the ratio, with 7 and 56 degrees of freedom, as a standard normal deviation.
+    between, inside = 2 / (9 * (STRETCHES - 1)), 2 / (9 * STRETCHES * (STRETCHES - 1))
+    beyond = ((1 - inside) * np.cbrt(ratio) - (1 - between)) / np.sqrt(between + inside * np.cbrt(ratio) ** 2)
+    if beyond <= deviations:
+        return None
+    low, high = counts[[lowest, highest]] / ((end_ns - start_ns) / 1e9 / STRETCHES)
+    return (
+        f"{low:.3g} requests/s were sent in part {lowest + 1} of its {STRETCHES} and {high:.3g}/s in part {highest + 1}"
+    )
+
+
 def mser(series: FloatArray) -> int | None:
     """How many leading values to leave out so that the mean of the others is most certain.
 
@@ -285,12 +319,13 @@ def steady_window(o: Observations) -> Window:
     window = Window(SteadyState.STEADY, start, end) if at is None else _longer_side(o, start, end, at)
     if window is None or window.start_ns is None or window.end_ns is None:
         return Window(state, reason="the number of requests in flight changes")
-    # Of a run whose arrivals climb as a whole a part looks even by chance: it must not show the least of it.
-    moves = rate_trend(o, float(sent[0]), end) is not None
+    # Of a run whose arrivals climb or swing as a whole a part looks even by chance: it must not show the least of it.
+    moves = any(test(o, float(sent[0]), end) for test in (rate_trend, rate_swing))
     limits = (DEVIATIONS_OF_A_PART, 0.0) if moves else (DEVIATIONS, LEAST_CHANGE)
-    if trend := rate_trend(o, window.start_ns, window.end_ns, *limits):
+    trend = rate_trend(o, window.start_ns, window.end_ns, *limits)
+    if moved := trend or rate_swing(o, window.start_ns, window.end_ns, *limits):
         state = _unsteady(o, float(sent[0]), end, waits[answered], more_sent=True)
-        return Window(state, reason=f"the rate of arrivals changes within the window: {trend}")
+        return Window(state, reason=f"the rate of arrivals changes within the window: {moved}")
     change = growth(o, window.start_ns, window.end_ns)
     if change.moves(limits[0]):
         how = "grows" if change.sent > change.ended else "falls"

@@ -18,11 +18,12 @@ from harness.metrics.steady import (
     growth,
     in_flight,
     mser,
+    rate_swing,
     rate_trend,
     steady_window,
 )
 from harness.record import Outcome, RequestRecord, RunRecord, TokenChunk
-from workloads.arrivals import Gamma, OnOff, Ramp
+from workloads.arrivals import Diurnal, Gamma, OnOff, Ramp
 
 S = 1_000_000_000
 
@@ -92,7 +93,7 @@ def test_a_change_counts_if_it_is_more_than_chance_and_more_than_a_fifth() -> No
 @pytest.mark.parametrize(
     "n, load, state, least",
     [
-        (256, 0.3, SteadyState.STEADY, 19),
+        (256, 0.3, SteadyState.STEADY, 18),
         (256, 0.6, SteadyState.STEADY, 18),
         (1000, 0.8, SteadyState.STEADY, 18),
         (256, 1.3, SteadyState.SATURATED, 18),
@@ -171,7 +172,9 @@ def test_poisson_arrivals_whose_rate_moves_all_the_time_are_not_called_steady(pr
 
 
 @pytest.mark.parametrize(
-    "process", [Gamma(20.0), Gamma(20.0, cv=3.0), OnOff(40.0, 2.0, 2.0)], ids=["poisson", "cv 3", "on/off"]
+    "process",
+    [Gamma(20.0), Gamma(20.0, cv=2.0), Gamma(20.0, cv=3.0), OnOff(40.0, 2.0, 2.0), OnOff(40.0, 1.0, 1.0)],
+    ids=["poisson", "cv 2", "cv 3", "on/off", "fast on/off"],
 )
 def test_arrivals_that_come_in_bursts_but_at_one_rate_are_steady(process) -> None:
     found = Counter()
@@ -179,6 +182,46 @@ def test_arrivals_that_come_in_bursts_but_at_one_rate_are_steady(process) -> Non
         rng, sent = np.random.default_rng(seed), np.array(process.due_times(600, random.Random(seed), None))
         found[steady_window(observe(record(sent, sent + 0.05, sent + rng.uniform(1.6, 2.4, 600)))).state] += 1
     assert found[SteadyState.STEADY] >= 18, found
+
+
+@pytest.mark.parametrize(
+    "process, n",
+    [
+        (Diurnal(10.0, 0.5, 100.0, peak_s=50.0), 1000),
+        (Diurnal(10.0, 0.5, 100.0, peak_s=0.0), 1000),
+        (Diurnal(10.0, 0.8, 60.0, peak_s=30.0), 600),
+        (OnOff(18.0, 33.0, 33.0, off_rate=2.0), 1260),
+    ],
+    ids=["peak", "lull", "one day", "high, low, high"],
+)
+def test_a_rate_that_rises_and_falls_again_is_not_called_steady(process, n) -> None:
+    """The mean moment of these arrivals is the middle of the run: no trend, as many at the end as at the start."""
+    found: Counter[SteadyState] = Counter()
+    swings = 0
+    for seed in range(20):
+        rng, sent = np.random.default_rng(seed), np.array(process.due_times(n, random.Random(seed), None))
+        o = observe(record(sent, sent + 0.05, sent + rng.uniform(1.6, 2.4, n)))
+        window = steady_window(o)
+        found[window.state] += 1
+        swings += rate_swing(o, 0, sent[-1] * S) is not None
+        # What is left of it, if anything, is a part that stands still by itself.
+        assert window.seconds is None or window.seconds < 0.6 * sent[-1]
+    assert swings == 20
+    assert found[SteadyState.STEADY] <= 3, found
+
+
+def test_a_swing_by_hand() -> None:
+    """80 s: one arrival a second, in the middle 20 s three. Eight stretches of 10, 10, 10, 30, 30, 10, 10, 10; nothing
+    within them, so the variance inside is the mean count of a piece, 120 / 64."""
+    sent = np.concatenate((np.arange(30.0), 30 + np.arange(60) / 3, np.arange(50.0, 80.0))) + 0.01
+    o = observe(record(sent, sent + 0.1, sent + 1))
+    assert rate_trend(o, 0, 80 * S) is None
+    assert rate_swing(o, 0, 80 * S) == "1 requests/s were sent in part 1 of its 8 and 3/s in part 4"
+    # The counts' variance is 8 x 0.75 x 0.25 x 400 / 7 = 85.7, 5.71 times that of the pieces: 3.85 deviations.
+    assert rate_swing(o, 0, 80 * S, deviations=3.8)
+    assert rate_swing(o, 0, 80 * S, deviations=3.9) is None
+    assert rate_swing(o, 0, 80 * S, least=0.7) is None  # 20 of 30
+    assert rate_swing(o, 0, 30 * S) is None
 
 
 def test_a_trend_by_hand() -> None:
