@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import sys
 
+from harness.streams import open_closed
+
 
 def main() -> int:
     """Run ``cb-bench``; its exit code."""
+    open_closed()
     try:
         from harness.app import main as run
     except KeyboardInterrupt:

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from harness import interpreter
 from harness.errors import one_line
 
 MARK = "harness.apart: "
@@ -30,13 +31,13 @@ def ask(module: str, question: Any, timeout_s: float | None = None, env: Mapping
     """
     try:
         done = subprocess.run(
-            [sys.executable, "-m", module],
+            [*interpreter.COMMAND, "-m", module],
             input=json.dumps(question),
             capture_output=True,
             text=True,
             check=False,
             timeout=timeout_s,
-            env={**os.environ, **(env or {})},
+            env=interpreter.environment({**os.environ, **(env or {})}),
         )
     except subprocess.TimeoutExpired as error:
         raise NoAnswer(f"there was no answer within {error.timeout:g} s") from error

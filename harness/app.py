@@ -60,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     full_error = os.environ.get("HYDRA_FULL_ERROR") == "1"
     plan: Plan | None = None
     try:
-        with _hydra_raises(), _terminated_as_interrupted():
+        with _hydra_raises(), _terminated_as_interrupted(), _said():
             if only_shows(arguments):
                 from harness.config_reference import about, register_overview
 
@@ -107,8 +107,55 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OSError as error:  # a full disk, a folder that was taken away: found while running
         if full_error:
             raise
-        print(f"cb-bench: {one_line(error)}; results could not be written completely", file=sys.stderr)
+        print(f"cb-bench: {_what_failed(error, plan)}", file=sys.stderr)
         return EXIT_FAILED
+
+
+def _what_failed(error: OSError, plan: Plan | None) -> str:
+    """Which of the command's places could not be used, and what that means for its results."""
+    begun = plan is not None and not plan.configs[0]["dry_run"]
+    if not _can_say():
+        what = f"what it says could not be written to its standard output ({error.strerror})"
+        _say_nothing_more()
+    elif not _current_folder_is_there():
+        what = "the current folder has been removed: change to one that exists"
+    elif begun:
+        return f"{one_line(error)}; results could not be written completely"
+    else:
+        return one_line(error)
+    return f"{what}; {kept_line(plan.directory)}" if plan is not None and begun else what
+
+
+def _can_say() -> bool:
+    """Whether standard output takes an empty line: an error of writing does not say to what."""
+    try:
+        print(flush=True)
+    except OSError:
+        return False
+    return True
+
+
+def _say_nothing_more() -> None:
+    """Let the rest of the output go nowhere, or the interpreter would fail on it once more at its end."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)
+
+
+def _current_folder_is_there() -> bool:
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        return False
+    return True
+
+
+@contextmanager
+def _said() -> Iterator[None]:
+    """What was printed is out, or it is an OSError while it can still be told."""
+    yield
+    if sys.stdout is not None:  # it is None where it was closed before the start
+        sys.stdout.flush()
 
 
 def _version() -> str:
@@ -308,7 +355,7 @@ def _terminated_as_interrupted() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    on_terminal = [stream for stream in (sys.stdout, sys.stderr) if stream.isatty()]
+    on_terminal = [stream for stream in (sys.stdout, sys.stderr) if stream is not None and stream.isatty()]
 
     def hung_up(number: int, frame: Any) -> None:
         nowhere = os.open(os.devnull, os.O_WRONLY)  # writing to a terminal that is gone is an error

@@ -13,16 +13,19 @@ import select
 import signal
 import socket
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
+from harness import interpreter
 from harness.errors import RunFailed
 
 KEPT = 2
 """Servers that stay although nothing of theirs runs: arms that differ in their environment may take turns."""
+
+END_PATIENCE_S = (5.0, 10.0)
+"""How long a process that is ended may take after SIGTERM, and its server to say so after SIGKILL."""
 
 
 class ServerGone(Exception):
@@ -100,11 +103,13 @@ class ForkedProcess:
                 self.wait(0.0)  # what the server has said by now
             if self.pid is None and self.code is None:
                 self._server.end()  # not even forked: it hangs in an import, or is about to begin what nobody wants
-            for sent, patience_s in ((signal.SIGTERM, 5.0), (signal.SIGKILL, 10.0)):
+            for sent, patience_s in zip((signal.SIGTERM, signal.SIGKILL), END_PATIENCE_S, strict=True):
                 if self.code is None:
                     self._kill_group(sent)
                     with suppress(TimeoutError):
                         self.wait(patience_s)
+            if self.code is None:
+                self._server.end()  # killed, and it has not said so: it would be as silent about the next run
         except (ServerGone, RunFailed):
             self._kill_group(signal.SIGKILL)  # nobody is there to say how it ends
         finally:
@@ -131,12 +136,12 @@ class _Server:
         self._control, theirs = socket.socketpair()
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "harness.forkserver", str(theirs.fileno()), module],
+                [*interpreter.COMMAND, "-m", "harness.forkserver", str(theirs.fileno()), module],
                 stdin=subprocess.DEVNULL,
                 stdout=log,  # until it has imported everything: what goes wrong then is for this run to say
                 stderr=subprocess.STDOUT,
                 pass_fds=(theirs.fileno(),),
-                env=dict(environment),
+                env=interpreter.environment(environment),
                 start_new_session=True,  # Ctrl-C reaches this process alone, which then ends its runs in order
             )
 

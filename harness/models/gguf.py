@@ -14,7 +14,6 @@ import logging
 import os
 import shutil
 import subprocess
-import sys
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -22,6 +21,7 @@ from typing import Any
 
 from filelock import FileLock
 
+from harness import interpreter
 from harness.models.spec import ModelLoadError
 
 _LOG = logging.getLogger(__name__)
@@ -98,7 +98,12 @@ def dequantise_apart(gguf: Path, root: Path) -> None:
     """
     if not _complete(_place(gguf, root)[1]):
         _require_reader()
-        subprocess.run([sys.executable, "-c", _APART, str(gguf), str(root)], stdin=subprocess.DEVNULL, check=False)
+        subprocess.run(
+            [*interpreter.COMMAND, "-c", _APART, str(gguf), str(root)],
+            stdin=subprocess.DEVNULL,
+            check=False,
+            env=interpreter.environment(os.environ),
+        )
 
 
 def _place(gguf: Path, root: Path) -> tuple[str, Path]:

@@ -8,11 +8,12 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import nullcontext
 
 import psutil
 import pytest
 
-from harness import forked
+from harness import forked, isolate
 from harness.errors import RunFailed
 from harness.isolate import Limits, run_isolated
 
@@ -103,6 +104,24 @@ def test_a_killed_server_fails_the_run_at_once_and_the_next_gets_another(run):
         run(program, on_message=kill_the_server)
     assert time.monotonic() - began < 20
     assert gone(seen["pid"])
+    assert run(TELL)["ppid"] != seen["ppid"]
+
+
+@pytest.mark.parametrize("end", ["send(phase='done')", "send(error='it broke', status='failed')"])
+def test_a_server_that_stops_answering_changes_no_outcome_and_is_replaced(run, monkeypatch, end):
+    monkeypatch.setattr(isolate, "EXIT_LIMIT_S", 0.5)
+    monkeypatch.setattr(forked, "END_PATIENCE_S", (0.1, 0.1))
+    seen = {}
+
+    def stop_the_server(message):
+        seen.update(message)
+        if "ppid" in message:
+            os.kill(message["ppid"], signal.SIGSTOP)
+
+    expected = pytest.raises(RunFailed, match=r"^it broke$") if "error" in end else nullcontext()
+    with expected:
+        run(f"send(ppid=os.getppid(), phase='measuring'); time.sleep(0.5); {end}", on_message=stop_the_server)
+    assert gone(seen["ppid"])
     assert run(TELL)["ppid"] != seen["ppid"]
 
 
