@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 
@@ -69,10 +69,12 @@ class Slo:
 
 
 def read_slo(settings: Mapping[str, Any]) -> Slo | None:
-    """The SLO of a config's ``slo`` group; None if it limits nothing.
+    """The SLO of a config's ``slo`` group; None if it limits nothing. Limits beside the preset ``none`` are "custom".
 
     Raises:
         ValueError: a limit that is not above 0.
     """
     slo = Slo(**settings)
-    return slo if slo.run_limits or slo.request_limits else None
+    if not slo.run_limits and not slo.request_limits:
+        return None
+    return replace(slo, name="custom") if slo.name == "none" else slo

@@ -30,12 +30,16 @@ class _Arguments(PlanSettings):
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Exit status 0; 1 if no rate keeps the SLO; 2 with one line on standard error if nothing can be planned."""
+    """Exit status 0; 1 if no rate keeps the SLO; 2 with one line on standard error if nothing can be planned; 130 if
+    interrupted."""
     try:
         return _run(arguments)
     except (QuestionError, ResultsError, ModelError, SetupError, ValueError, OSError) as error:
         print(f"cb-plan: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        print("cb-plan: interrupted; a plan is written when it is complete", file=sys.stderr)
+        return 130
 
 
 def _run(arguments: Sequence[str]) -> int:

@@ -80,6 +80,7 @@ def test_limits_that_mean_nothing_are_refused() -> None:
         Slo("x", ttft_p95_ms=0)
     assert read_slo({}) is None
     assert read_slo({"name": "none", "ttft_p95_ms": None}) is None
+    assert read_slo({"name": "none", "ttft_p95_ms": 500.0}) == Slo("custom", ttft_p95_ms=500.0)
     assert read_slo({"ttft_p95_ms": 5}) == Slo(ttft_p95_ms=5)
 
 
