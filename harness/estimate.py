@@ -17,7 +17,7 @@ from workloads import build_workload
 from workloads.workload import Workload
 
 _FOLDERS = 50  # the newest results that are looked at
-_LIKE = ("engine", "model", "workload")
+_LIKE = ("engine", "model")
 _VOCABULARY = 32_000  # lengths and times of a workload do not depend on it, but prompts must be drawn from some ids
 
 
@@ -59,7 +59,7 @@ class History:
 
     Attributes:
         same: durations in s, process start to end, by config hash.
-        alike: the same by engine, model and workload.
+        alike: the same by engine, model and :func:`_built_by`.
         paces: by engine and model, one a config.
         where: the folder below which they were found.
     """
@@ -86,18 +86,21 @@ def history(results: Path) -> History:
         if digest not in known:
             continue
         run = known[digest]
-        alike.setdefault(run.kind, []).extend(durations)
+        if run.built_by is not None:
+            alike.setdefault((*run.kind, run.built_by), []).extend(durations)
         if run.wall_s is not None and run.gen_tok_s:
             outside_s = max(0.0, statistics.median(durations) - run.wall_s)
-            paces.setdefault(run.kind[:2], []).append(Pace(outside_s, run.gen_tok_s))
+            paces.setdefault(run.kind, []).append(Pace(outside_s, run.gen_tok_s))
     return History(same, alike, paces, results)
 
 
 @dataclass(frozen=True, slots=True)
 class _Measured:
-    """Runs of one config: engine, model and workload, and medians of what the tables have of them."""
+    """Runs of one config: engine and model, what built their requests (None = not recorded), and medians of what the
+    tables have of them."""
 
     kind: tuple[str, ...]
+    built_by: str | None
     wall_s: float | None
     gen_tok_s: float | None
 
@@ -109,39 +112,58 @@ def _measured(folder: Path) -> dict[str, _Measured]:
     except (OSError, ValueError):  # none, or of another version
         return {}
     environment = tables["environment"]
+    specs = environment[environment["key"] == "workload.spec"].dropna(subset=["value"])
+    spec_of = dict(zip(specs["run_id"], specs["value"], strict=True))
     rows = environment[environment["key"] == "identity.config_hash"].merge(tables["runs"], on="run_id")
     rows = rows.dropna(subset=["value", *_LIKE])
     found = {}
     for digest, runs in rows.groupby("value"):
         wall_s, gen_tok_s = (runs[name].dropna() for name in ("wall_s", "gen_tok_s"))
+        spec = json.loads(spec_of.get(runs["run_id"].iloc[0], "null"))
         found[str(digest).strip('"')] = _Measured(
             tuple(str(runs[name].iloc[0]) for name in _LIKE),
+            _built_by(spec) if isinstance(spec, Mapping) and {"workload", "arrival"} <= spec.keys() else None,
             float(wall_s.median()) if len(wall_s) else None,
             float(gen_tok_s.median()) if len(gen_tok_s) else None,
         )
     return found
 
 
+def _built_by(settings: Mapping[str, Any]) -> str:
+    """The workload's and the arrivals' settings as text, of a config or as a run recorded them.
+
+    Seeds are left out, other draws last as long; so is what is null, which versions may add and record otherwise.
+    """
+    return json.dumps({k: _stated(settings[k]) for k in ("workload", "arrival")}, sort_keys=True, default=str)
+
+
+def _stated(settings: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        k: _stated(v) if isinstance(v, Mapping) else v for k, v in settings.items() if v is not None and k != "seed"
+    }
+
+
 def estimate(config: Mapping[str, Any], known: History, workload: Workload | None = None) -> Estimate:
-    """Median of earlier runs of the same config, else of the same engine, model and workload; else the workload's
-    tokens at the best rate of the same engine and model on another workload; else the arrivals.
+    """Median of earlier runs of the same config, else of the same engine and model with the same settings of workload
+    and arrivals; else the workload's tokens at the best rate of the same engine and model on another workload; else
+    the arrivals. Never less than the last arrival.
 
     Args:
         workload: of the run, as :func:`planned_workload` builds it; None = unknown.
     """
     kind = tuple(str(config[group]["name"]) for group in _LIKE)
+    last_due_s = max((r.due_s for r in workload.requests), default=0.0) if workload else 0.0
     for durations, what in (
         (known.same.get(config_hash(config)), "same config"),
-        (known.alike.get(kind), "same engine, model, workload"),
+        (known.alike.get((*kind, _built_by(config))), "same engine, model, workload and arrivals"),
     ):
         if durations:
             n = len(durations)
             basis = f"{what}: median of {n} earlier run{'s' if n > 1 else ''} below {known.where}"
-            return Estimate(statistics.median(durations), basis)
+            return Estimate(max(statistics.median(durations), last_due_s), basis)
     if workload is None:
         return Estimate(None, "never measured here")
-    last_due_s = max((r.due_s for r in workload.requests), default=0.0)
-    if paces := known.paces.get(kind[:2]):
+    if paces := known.paces.get(kind):
         # A run under arrivals slower than the engine says less of what it can do: the fastest says most.
         pace = max(paces, key=lambda p: p.gen_tok_s)
         tokens = sum(r.max_new_tokens for r in workload.requests)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from harness.analysis.paired import PairedRatio, holm
+from harness.analysis.paired import FEWEST_PAIRS, PairedRatio, holm
 from harness.metrics.metric import HIGHER
 
 NEVER_BETTER = "would be better, but is no reason to adopt it"
@@ -34,14 +34,14 @@ class Thresholds:
     """
 
     confidence: float = 0.95
-    fewest_pairs: int = 5
+    fewest_pairs: int = FEWEST_PAIRS
     smallest_effect: float = 0.01
 
     def __post_init__(self) -> None:
         if not 0.5 <= self.confidence < 1:
             raise ValueError(f"confidence must be at least 0.5 and below 1, got {self.confidence}")
-        if self.fewest_pairs < 2:
-            raise ValueError(f"fewest_pairs must be at least 2, got {self.fewest_pairs}")
+        if self.fewest_pairs < FEWEST_PAIRS:
+            raise ValueError(f"fewest_pairs must be at least {FEWEST_PAIRS}, got {self.fewest_pairs}")
         if not 0 <= self.smallest_effect < 1:
             raise ValueError(f"smallest_effect must be between 0 and 1, got {self.smallest_effect}")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -25,6 +26,7 @@ from harness.report.page import page, section, text_table
 from harness.report.quantity import UNKNOWN, in_unit, times
 from harness.report.read import ResultsError, read_results
 from harness.report.results_table import comparison_details
+from harness.report.verdicts import interval_in_words
 from harness.tables import column
 
 EXIT_CONFOUNDED, EXIT_REFUSED = 1, 2
@@ -52,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         pairing = pair_arms(a, b, args.variable, args.arm_a, args.arm_b, frozenset(m.name for m in refusing))
         apart = command_of(args.a) != command_of(args.b)
         findings = findings_of(pairing)
-        out = args.out or args.b / "comparisons" / args.a.resolve().name
+        out = args.out or args.b / "comparisons" / default_name(args.a, args.arm_a, args.arm_b)
         write_comparison(out, findings)
         text = _page(args.a, args.b, remarks(differing, pairing, apart), differing, findings)
         (out / "comparison.html").write_text(text, encoding="utf-8")
@@ -81,8 +83,16 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--force", action="store_true", help="compare although requests, seeds, machine … differ")
     parser.add_argument("--json", action="store_true", help="print differences and findings as JSON")
-    parser.add_argument("--out", type=Path, help="where to write; default: B/comparisons/NAME_OF_A")
+    parser.add_argument(
+        "--out", type=Path, help="where to write; default: B/comparisons/NAME_OF_A, with the arms that are named"
+    )
     return parser
+
+
+def default_name(a: Path, arm_a: str | None, arm_b: str | None) -> str:
+    """Folder of a comparison with ``a``: each pair of arms of the same two sets has its own."""
+    arms = [f"{side}={arm}" for side, arm in (("arm-a", arm_a), ("arm-b", arm_b)) if arm is not None]
+    return ",".join((a.resolve().name, *(re.sub(r"[^\w.=,+-]+", "_", arm) for arm in arms)))
 
 
 def command_of(directory: Path) -> Path:
@@ -145,13 +155,12 @@ def _print(said: Sequence[str], pairing: Pairing, findings: Sequence[Finding]) -
 
 def _cells(f: Finding) -> list[str]:
     unit = column("runs", f.metric).unit
-    interval = UNKNOWN if f.ratio_low is None or f.ratio_high is None else f"{times(f.ratio_low)}–{times(f.ratio_high)}"
     return [
         f.metric,
         in_unit(f.baseline_median, unit),
         in_unit(f.arm_median, unit),
         UNKNOWN if f.ratio is None else times(f.ratio),
-        interval,
+        interval_in_words(f),
         str(f.pairs),
         UNKNOWN if f.p_holm is None else f"{f.p_holm:.2g}",
         f.verdict or "none",

@@ -69,7 +69,8 @@ def pair_arms(
         apart: columns of the runs table in which the sets differ and all the same are compared.
 
     Raises:
-        ValueError: an arm that is not there, or no arm of one has a counterpart in the other.
+        ValueError: an arm that is not there, no arm of one has a counterpart in the other, or a pair has the same runs
+            on both sides.
     """
     sides = [_arms(results, wanted, name, apart) for results, wanted, name in ((a, arm_a, "A"), (b, arm_b, "B"))]
     joined = Results(
@@ -93,6 +94,12 @@ def pair_arms(
             "no arm of A has a counterpart in B: they need the same requests, model and kind of device, and the same "
             f"engine and value unless each is one arm ({'; '.join(unmatched) or 'nothing was measured'})"
         )
+    for pair in pairs:
+        if shared := _measured(pair.a) & _measured(pair.b):
+            raise ValueError(
+                f"{pair.a.series} and {pair.b.series} are the same runs ({len(shared)} of them), which say nothing of "
+                "each other: name two different folders, or two arms of one with --arm-a and --arm-b"
+            )
     return Pairing(tuple(pairs), tuple(unmatched), tuple(k for k in PAIR_BY if k not in apart))
 
 
@@ -132,6 +139,11 @@ def _arms(
         there = ", ".join(dict.fromkeys([*runs["engine"], *values])) or "none that ended well"
         raise ValueError(f"set {side} has no measured arm {wanted or ''} (there are: {there})")
     return found
+
+
+def _measured(arm: Arm) -> set[str]:
+    """Ids of its runs; simulated ones have none of their own."""
+    return set(arm.runs.loc[arm.runs["source"] == "measured", "run_id"])
 
 
 def _pair(joined: Results, a: Arm, b: Arm, variable: str | None) -> Pair:

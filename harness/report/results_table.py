@@ -12,6 +12,7 @@ from harness.report.arms import Arm, Spread, baseline_of, by_facet, memory_metri
 from harness.report.page import details, text_table
 from harness.report.quantity import UNKNOWN, in_unit, number, times
 from harness.report.read import Results
+from harness.report.verdicts import interval_in_words
 from harness.tables import Column, column
 
 # Heading and column; one that is unknown in every arm is left out.
@@ -156,7 +157,7 @@ def _verdict_cells(arm: Arm, baseline: Arm, finding: Finding | None) -> list[str
         unpaired = f"<td>{UNKNOWN}</td>" if against is None else f"<td>{times(against.mean)}</td>"
         return [unpaired, _verdict_cell(finding)]
     low, high = finding.ratio_smallest, finding.ratio_largest
-    if finding.verdict is not None:
+    if finding.verdict is not None and finding.ratio_low is not None:
         low, high = finding.ratio_low, finding.ratio_high
     small = f"<small>{times(low)}–{times(high)}</small>" if low is not None and high is not None else ""
     return [f"<td>{times(finding.ratio)}{small if finding.pairs > 1 else ''}</td>", _verdict_cell(finding)]
@@ -179,7 +180,7 @@ def comparison_details(findings: Sequence[Finding]) -> str:
             f.arm,
             f.metric,
             UNKNOWN if f.ratio is None else times(f.ratio),
-            UNKNOWN if f.ratio_low is None or f.ratio_high is None else f"{times(f.ratio_low)}–{times(f.ratio_high)}",
+            interval_in_words(f),
             str(f.pairs),
             UNKNOWN if f.p_holm is None else f"{f.p_holm:.2g}",
             UNKNOWN if f.noise_floor is None else f"{f.noise_floor:.1%}",

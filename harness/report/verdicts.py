@@ -10,7 +10,7 @@ from harness.analysis.comparison import PAIR_BY, Candidate, Finding, compare, fi
 from harness.analysis.verdict import Verdict
 from harness.report.arms import Arm, baseline_of, by_facet
 from harness.report.config_diff import config_differences, confounders, is_identical, settings_by_run
-from harness.report.quantity import times
+from harness.report.quantity import UNKNOWN, times
 from harness.report.read import Results
 
 
@@ -60,6 +60,15 @@ def in_words(finding: Finding) -> str:
         return f"{text}, no verdict: {finding.reason}"
     text += f" ({times(finding.ratio_low)}–{times(finding.ratio_high)} over {finding.pairs} pairs)"
     return f"{text}, {finding.verdict}: {finding.reason}"
+
+
+def interval_in_words(finding: Finding) -> str:
+    """A finding's interval for a table cell; of too few pairs for one their range, named as such."""
+    if finding.ratio_low is not None and finding.ratio_high is not None:
+        return f"{times(finding.ratio_low)}–{times(finding.ratio_high)}"
+    if finding.ratio_smallest is not None and finding.ratio_largest is not None and finding.pairs > 1:
+        return f"range {times(finding.ratio_smallest)}–{times(finding.ratio_largest)}"
+    return UNKNOWN
 
 
 def verdict_sentences(arms: Sequence[Arm], findings: Sequence[Finding], names: Mapping[str, str]) -> list[str]:

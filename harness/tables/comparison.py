@@ -6,6 +6,7 @@ from harness.tables.table import Column, Table
 
 _UNPAIRED = "no pairs"
 _ONE_PAIR = "fewer than two pairs"
+_FEW_PAIRS = "fewer than 5 pairs"
 
 COMPARISON = Table(
     "comparison",
@@ -31,9 +32,9 @@ COMPARISON = Table(
             "Float64",
             "",
             "lower end of the 95 % interval (expanded percentile bootstrap over the pairs)",
-            _ONE_PAIR,
+            _FEW_PAIRS,
         ),
-        Column("ratio_high", "Float64", "", "upper end of that interval", _ONE_PAIR),
+        Column("ratio_high", "Float64", "", "upper end of that interval", _FEW_PAIRS),
         Column("p", "Float64", "", "two-sided, paired t test on the log ratios", _ONE_PAIR),
         Column("p_holm", "Float64", "", "p after Holm's correction over arms and metrics of the facet", "not tested"),
         Column(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -124,15 +124,52 @@ def test_durations_are_from_the_last_start_to_the_end(tmp_path):
     assert manifest.durations(tmp_path) == []
 
 
+def measured(folder, config, seconds):
+    """A run of ``config`` that generated 50 tokens in 10 of its ``seconds``."""
+    chunks = [TokenChunk(5_000_000_000 + k * 100_000_000, (k,)) for k in range(50)]
+    request = RequestRecord(
+        "q0", 4, 50, t_sched_ns=0, t_submit_ns=0, t_done_ns=10_000_000_000, chunks=chunks, outcome=Outcome.OK_LENGTH
+    )
+    names = {group: config[group]["name"] for group in ("engine", "model", "workload")}
+    # of another process of the same settings, whose hash differs by something else
+    environment = {"identity.config_hash": "h", "workload.spec": dict(planned_workload(config).spec)}
+    record = RunRecord({"run_id": "r", **names}, [request], t_start_ns=0, t_end_ns=10**10, environment=environment)
+    store.write_result(folder, compute_tables(record))
+    for state, minute in (("running", 0), ("ok", seconds // 60)):
+        manifest.append(folder, JobState("a", "h", (), state, f"2026-01-01T00:{minute:02d}:00+00:00"))
+
+
+def test_other_requests_or_arrivals_of_a_workload_of_that_name_are_not_alike():
+    def planned(*overrides):
+        (config,) = make_plan(["engine='null'", "model=tiny-llama", *overrides]).configs
+        return config
+
+    measured(Path("results/runs/two"), planned("workload.requests=2"), seconds=60)
+    known = history(Path("results"))
+    for overrides in (["workload.requests=2", "engine.ttft_ms=7"], ["workload.requests=2", "workload.seed=3"]):
+        assert estimate(planned(*overrides), known).basis.startswith("same engine, model, workload and arrivals")
+    many = planned("workload.requests=2000")
+    tokens = sum(r.max_new_tokens for r in planned_workload(many).requests)
+    found = estimate(many, known, planned_workload(many))
+    assert found.basis.startswith("roughly")
+    assert found.seconds == pytest.approx(50 + tokens / 5)
+    slow = planned("workload.requests=200", "arrival=poisson", "arrival.rate=0.001")
+    requests = planned_workload(slow).requests
+    assert estimate(slow, known, planned_workload(slow)).seconds == pytest.approx(50 + requests[-1].due_s)
+    # other draws of the same settings: a median below the last arrival is none
+    short = replace(known, same={config_hash(slow): [1.0]})
+    assert estimate(slow, short, planned_workload(slow)).seconds == requests[-1].due_s
+
+
 def test_minutes_come_from_the_same_config_then_from_alike_ones_then_from_the_arrivals():
     plan = make_plan(["-m", "engine='null'", "model=tiny-llama", "engine.ttft_ms=10,20,30", "arrival=constant"])
     first, second, third = (job.config for job in plan.jobs)
-    kind = ("null", "tiny-llama", "quickstart")
-    known = History({config_hash(first): [60.0, 90.0, 600.0]}, {kind: [120.0]}, {}, Path("results"))
+    measured(Path("results/runs/alike"), second, seconds=120)
+    known = replace(history(Path("results")), same={config_hash(first): [60.0, 90.0, 600.0]})
     assert (estimate(first, known).seconds, estimate(first, known).is_floor) == (90.0, False)
     assert (estimate(second, known).seconds, estimate(second, known).basis) == (
         120.0,
-        "same engine, model, workload: median of 1 earlier run below results",
+        "same engine, model, workload and arrivals: median of 1 earlier run below results",
     )
     bare = estimate(third, History({}, {}, {}, Path("results")), planned_workload(third))
     assert (bare.seconds, bare.is_floor) == (23 / 2, True)  # 24 requests, two a second, the first at 0
@@ -178,7 +215,7 @@ def test_paces_come_from_tables_and_manifest(tmp_path):
         manifest.append(folder, JobState("a", "h", (), state, f"2026-01-01T00:0{minute}:00+00:00"))
     found = history(tmp_path / "results")
     assert found.same == {"h": [60.0]}
-    assert found.alike == {("ours", "m", "w"): [60.0]}
+    assert found.alike == {}  # how its requests were built was not recorded
     assert found.paces == {("ours", "m"): [Pace(50.0, 5.0)]}  # 50 tokens in 10 of the 60 seconds
 
 

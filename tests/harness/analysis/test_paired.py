@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from harness.analysis.comparison import JUDGED, Candidate, compare, confounded_arms, finding_of, to_frame
-from harness.analysis.paired import PairedRatio, holm, paired_ratio
+from harness.analysis.paired import FEWEST_PAIRS, PairedRatio, holm, paired_ratio
 from harness.analysis.student import two_sided_p, two_sided_quantile
 from harness.analysis.verdict import Thresholds, Verdict, judge, noise_floor
 from harness.tables.comparison import COMPARISON
@@ -39,6 +39,9 @@ def test_the_ratio_is_the_geometric_mean_of_the_pairs():
     # log2 ratios 1, 2, 0: mean 1, sd 1, t = sqrt(3) with two degrees of freedom
     assert found.p == pytest.approx(two_sided_p(math.sqrt(3), 2))
     assert paired_ratio([3], [2]).low is None
+    # an interval of four pairs would hold the middle of their distribution in 7 of 8 cases at most
+    assert [paired_ratio([2, 3, 4, 5, 6][:n], [1] * n).low is None for n in (2, 3, 4, 5)] == [True] * 3 + [False]
+    assert {c.name: c.null for c in COMPARISON.columns}["ratio_low"] == f"fewer than {FEWEST_PAIRS} pairs"
     with pytest.raises(ValueError, match="finite values above 0"):
         paired_ratio([0, 1], [1, 1])
     with pytest.raises(ValueError, match="pairs are needed, got 0 values"):
@@ -92,7 +95,7 @@ def test_the_noise_floor_is_the_farther_end_of_the_interval():
     assert noise_floor(None, Thresholds()) is None
 
 
-@pytest.mark.parametrize("wrong", [{"confidence": 1.0}, {"fewest_pairs": 1}, {"smallest_effect": -0.1}])
+@pytest.mark.parametrize("wrong", [{"confidence": 1.0}, {"fewest_pairs": 4}, {"smallest_effect": -0.1}])
 def test_thresholds_that_mean_nothing(wrong):
     with pytest.raises(ValueError, match=next(iter(wrong))):
         Thresholds(**wrong)

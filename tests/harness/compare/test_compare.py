@@ -62,12 +62,34 @@ def test_two_sets_are_paired_and_judged(a, tmp_path, capsys):
     assert "engine.page_size" in (b / "comparisons" / "a" / "comparison.html").read_text()
 
 
-def test_the_same_set_is_indistinguishable(a, tmp_path, capsys):
-    assert main([str(a), str(a), "--json", "--out", str(tmp_path / "out")]) == 0
+def test_two_sets_of_equal_speed_are_indistinguishable(a, tmp_path, capsys):
+    again = result(tmp_path / "again", 10.0)
+    assert main([str(a), str(again), "--json", "--out", str(tmp_path / "out")]) == 0
     answer = json.loads(capsys.readouterr().out)
     assert answer["differences"] == []
     assert {f["verdict"] for f in answer["findings"]} == {"indistinguishable"}
     assert answer["pairs"][0]["variable"] is None
+
+
+def test_the_same_runs_on_both_sides_say_nothing(a, tmp_path, capsys):
+    sweep = result(tmp_path / "s", 9.0, arms=("16", "64"))
+    for same in ([str(a), str(a)], [str(sweep), str(sweep), "--arm-a", "16"]):
+        assert main(same) == 2
+        captured = capsys.readouterr()
+        assert "are the same runs (6 of them)" in captured.err
+        assert (captured.out, captured.err.count("\n")) == ("", 1)
+    assert not list(tmp_path.rglob("comparisons"))
+
+
+def test_each_pair_of_arms_has_a_folder_of_its_own(tmp_path):
+    sweep = result(tmp_path / "s", 9.0, arms=("16", "org/64"))
+    for one, other in (("16", "org/64"), ("org/64", "16")):
+        assert main([str(sweep), str(sweep), "--arm-a", one, "--arm-b", other]) in (0, 1)
+    found = {f.parent.name: set(pd.read_csv(f)["arm"]) for f in sweep.glob("comparisons/*/comparison.csv")}
+    assert found == {
+        "s,arm-a=16,arm-b=org_64": {"B: ours org/64"},
+        "s,arm-a=org_64,arm-b=16": {"B: ours 16"},
+    }
 
 
 @pytest.mark.parametrize(
@@ -139,6 +161,19 @@ def test_a_reason_that_all_metrics_share_is_said_once(tmp_path, capsys, monkeypa
     assert said.count("1 pair; a verdict needs at least 5") == 1
     assert "verdict none in every metric: 1 pair" in said
     assert "itl_p50_ms" in said
+
+
+@pytest.mark.parametrize("wobbles, interval", [((0, 3, -2, 1), "range 1.25×–1.25×"), (WOBBLE[:5], "1.25×–1.25×")])
+def test_few_pairs_have_a_range_and_no_interval(wobbles, interval, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(f"{__name__}.WOBBLE", wobbles)
+    a, b = result(tmp_path / "a", 10.0), result(tmp_path / "b", 8.0)
+    assert main([str(a), str(b)]) == 0
+    cells = [line.split("|") for line in capsys.readouterr().out.splitlines() if "gen_tok_s" in line]
+    assert [(row[5].strip(), row[6].strip()) for row in cells] == [(interval, str(len(wobbles)))]
+    folder = b / "comparisons" / "a"
+    table = pd.read_parquet(folder / "comparison.parquet")
+    assert table["ratio_low"].isna().all() == table["ratio_high"].isna().all() == (len(wobbles) < 5)
+    assert f"<td>{interval}</td>" in (folder / "comparison.html").read_text()
 
 
 def test_another_revision_and_unknown_facts_are_noted_only(a, tmp_path, capsys):
