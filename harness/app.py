@@ -154,8 +154,7 @@ def _current_folder_is_there() -> bool:
 def _said() -> Iterator[None]:
     """What was printed is out, or it is an OSError while it can still be told."""
     yield
-    if sys.stdout is not None:  # it is None where it was closed before the start
-        sys.stdout.flush()
+    sys.stdout.flush()
 
 
 def _version() -> str:
@@ -355,7 +354,7 @@ def _terminated_as_interrupted() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    on_terminal = [stream for stream in (sys.stdout, sys.stderr) if stream is not None and stream.isatty()]
+    on_terminal = [stream for stream in (sys.stdout, sys.stderr) if stream.isatty()]
 
     def hung_up(number: int, frame: Any) -> None:
         nowhere = os.open(os.devnull, os.O_WRONLY)  # writing to a terminal that is gone is an error

@@ -24,6 +24,7 @@ from harness.config import group_options
 from harness.config_errors import explain_config_error
 from harness.errors import one_line
 from harness.expand import checked, dotted_keys
+from harness.streams import open_closed
 from workloads.build import check_sources
 from workloads.describe import Description, LengthSummary, describe
 from workloads.workload import Workload
@@ -33,6 +34,7 @@ EXIT_USAGE = 2
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit code 0, or 2 with one line on standard error for what is wrong."""
+    open_closed()
     args = _parser().parse_args(argv)
     logging.getLogger("workloads").addHandler(logging.NullHandler())  # what is left out is in the description
     try:

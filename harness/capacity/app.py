@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
+from harness.streams import open_closed
+
 USAGE = """cb-plan RESULTS… [KEY=VALUE…]
   RESULTS                    folders of measured runs or sweeps (engine=ours) on the GPU to plan for
   slo=chat                   limits, or single ones: slo.ttft_p95_ms=500 slo.itl_p99_ms=50
@@ -20,6 +22,7 @@ USAGE = """cb-plan RESULTS… [KEY=VALUE…]
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit status 0; 1 if no rate keeps the SLO; 2 with one line on standard error if nothing can be planned."""
+    open_closed()
     arguments = list(sys.argv[1:] if argv is None else argv)
     if not arguments or any(a in ("-h", "--help") for a in arguments):
         print(USAGE)

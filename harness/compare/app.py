@@ -27,6 +27,7 @@ from harness.report.quantity import UNKNOWN, in_unit, times
 from harness.report.read import ResultsError, read_results
 from harness.report.results_table import comparison_details
 from harness.report.verdicts import interval_in_words
+from harness.streams import open_closed
 from harness.tables import column
 
 EXIT_CONFOUNDED, EXIT_REFUSED = 1, 2
@@ -35,6 +36,7 @@ _HEADERS = ("metric", "A", "B", "ratio", "95 %", "pairs", "p (Holm)", "verdict",
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit status 0: compared; 1: compared, but confounded; 2: refused, with the reasons on standard error."""
+    open_closed()
     parser = _parser()
     args = parser.parse_args(argv)
     try:

@@ -10,10 +10,12 @@ from pathlib import Path
 from harness.report.console import print_summary
 from harness.report.html import write_report
 from harness.report.read import ResultsError
+from harness.streams import open_closed
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit status 0, or 2 with one line on standard error if the directory holds nothing to report."""
+    open_closed()
     parser = argparse.ArgumentParser(
         prog="cb-report", description="Print the summary of a run or sweep and write its HTML report and plots."
     )

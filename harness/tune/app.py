@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
+from harness.streams import open_closed
+
 USAGE = """cb-tune RESULTS… slo.ttft_p95_ms=500 [KEY=VALUE…]
   RESULTS         folders of measured runs (engine=ours): step times and baseline settings come from them
   slo=chat        limits, or single ones as slo.itl_p99_ms=50
@@ -19,6 +21,7 @@ USAGE = """cb-tune RESULTS… slo.ttft_p95_ms=500 [KEY=VALUE…]
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit status 0; 1 if no settings keep the SLO; 2 with one line on standard error if nothing can be tuned."""
+    open_closed()
     arguments = list(sys.argv[1:] if argv is None else argv)
     if not arguments or any(a in ("-h", "--help") for a in arguments):
         print(USAGE)

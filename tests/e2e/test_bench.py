@@ -183,50 +183,51 @@ def test_an_interrupted_run_keeps_the_requests_that_had_ended(start_bench, tmp_p
     assert [s.state for s in manifest.latest(folder)] == ["interrupted"]
 
 
-def test_a_killed_run_keeps_what_it_had_measured(start_bench, tmp_path):
-    """As the kernel's OOM killer does it: SIGKILL to the measured process while requests are being answered."""
+def measuring(start_bench, tmp_path):
+    """A command whose requests are being answered, and the journal of its run."""
     process = start_bench("engine=null", "engine.itl_ms=200", "arrival=constant", "arrival.rate=2")
     give_up = time.monotonic() + 100
     while not (found := [j for j in tmp_path.glob("results/runs/*/.journal") if j.stat().st_size > 12_000]):
         assert time.monotonic() < give_up
         assert process.poll() is None, process.stderr.read()
         time.sleep(0.05)
+    return process, only(found)
+
+
+def test_a_killed_run_keeps_what_it_had_measured(start_bench, tmp_path):
+    """As the kernel's OOM killer does it: SIGKILL to the measured process while requests are being answered."""
+    process, journal = measuring(start_bench, tmp_path)
     (server,) = psutil.Process(process.pid).children()
     (child,) = server.children()
     child.kill()
     _, said = process.communicate(timeout=60)
     assert process.returncode == 1
     assert "SIGKILL while measuring (out of memory?" in said
-    tables = read_result(found[0].parent)
+    tables = read_result(journal.parent)
     run = tables["runs"].iloc[0]
     assert run.status == "failed"
     assert re.search(r"SIGKILL .*; \d of 6 requests had ended$", run.error)
     assert run.n_unfinished > 0
     assert tables["requests"]["output_tokens"].sum() > 0
     assert len(tables["telemetry"]) > 0
-    assert not found[0].exists()
+    assert not journal.exists()
 
 
 def test_a_run_whose_command_was_killed_writes_what_it_had_measured(start_bench, tmp_path):
     """SIGKILL to the command itself: nobody is left to write the row but the measured process."""
-    process = start_bench("engine=null", "engine.itl_ms=200", "arrival=constant", "arrival.rate=2")
-    give_up = time.monotonic() + 100
-    while not (found := [j for j in tmp_path.glob("results/runs/*/.journal") if j.stat().st_size > 12_000]):
-        assert time.monotonic() < give_up
-        assert process.poll() is None, process.stderr.read()
-        time.sleep(0.05)
+    process, journal = measuring(start_bench, tmp_path)
     started = psutil.Process(process.pid).children(recursive=True)
     process.kill()
     process.wait()
     _, alive = psutil.wait_procs(started, timeout=60)
     assert not alive
-    tables = read_result(found[0].parent)
+    tables = read_result(journal.parent)
     run = tables["runs"].iloc[0]
     assert run.status == "interrupted"
     assert re.fullmatch(r"the command that started this run is gone; \d of 6 requests had ended", run.error)
     assert run.n_unfinished > 0
     assert tables["requests"]["output_tokens"].sum() > 0
-    assert not found[0].exists()
+    assert not journal.exists()
 
 
 def test_a_second_sweep_is_not_pooled_into_the_first(bench, tmp_path):

@@ -33,6 +33,24 @@ def make_request() -> Callable[..., Request]:
     return build
 
 
+@pytest.fixture
+def everything() -> Callable[[Any], dict[str, Any]]:
+    """The terminal outputs of a manager by request id, once all it was given have ended."""
+    return lambda manager: {output.request_id: output for output in manager if output.is_finished()}
+
+
+@pytest.fixture
+def started_thread() -> Callable[[Callable[[], Any]], threading.Thread]:
+    """A client thread that runs a function; it does not outlive the tests."""
+
+    def start(function: Callable[[], Any]) -> threading.Thread:
+        thread = threading.Thread(target=function, daemon=True)
+        thread.start()
+        return thread
+
+    return start
+
+
 class Steps:
     """Stands in front of the runner: every step of an engine passes through here before it is launched."""
 

@@ -15,24 +15,18 @@ from engine import QueueFull, RequestStatus
 
 Open = Callable[..., Any]
 Reference = Callable[[Any, Sequence[int], int], list[int]]
+Everything = Callable[[Any], dict[str, Any]]
+Started = Callable[[Callable[[], Any]], threading.Thread]
 
 PROMPTS = [[5, 9, 11], [3, 1, 4, 1, 5], [2, 7, 1, 8, 2, 8, 1, 8], [6], [31, 41, 59, 26]]
-
-
-def everything(manager: Any) -> dict[str, Any]:
-    return {output.request_id: output for output in manager if output.is_finished()}
-
-
-def started_thread(function: Callable[[], Any]) -> threading.Thread:
-    thread = threading.Thread(target=function, daemon=True)
-    thread.start()
-    return thread
 
 
 # --- requests -------------------------------------------------------------------------------------------------------
 
 
-def test_ids_are_given_or_generated_and_never_collide(open_manager: Open) -> None:
+def test_ids_are_given_or_generated_and_never_collide(
+    open_manager: Open, everything: Everything, started_thread: Started
+) -> None:
     """A-req-01: 100 requests from 4 threads, one of them named as a generated id would be."""
     manager = open_manager(num_blocks=200)
     ids: list[str] = []
@@ -48,7 +42,9 @@ def test_ids_are_given_or_generated_and_never_collide(open_manager: Open) -> Non
     assert set(everything(manager)) == set(ids)
 
 
-def test_ids_of_a_batch_match_its_inputs(open_manager: Open, m1: Any, reference: Reference) -> None:
+def test_ids_of_a_batch_match_its_inputs(
+    open_manager: Open, m1: Any, reference: Reference, everything: Everything
+) -> None:
     """A-req-02, A-req-03: sorted inside, where prefixes are shared, and answered by position."""
     inputs = [[1, 2, 3], [9, 9], [1, 2, 4], [9, 8]]
     for sharing, order in ((True, [1, 3, 2, 0]), (False, [0, 1, 2, 3])):
@@ -62,7 +58,11 @@ def test_ids_of_a_batch_match_its_inputs(open_manager: Open, m1: Any, reference:
 
 
 def test_cancel_frees_the_blocks_and_leaves_others_alone(
-    open_manager: Open, m1: Any, gate: Any, reference: Reference
+    open_manager: Open,
+    m1: Any,
+    gate: Any,
+    reference: Reference,
+    everything: Everything,
 ) -> None:
     """A-req-04."""
     manager = open_manager(allow_block_sharing=False)
@@ -86,7 +86,7 @@ def test_cancel_frees_the_blocks_and_leaves_others_alone(
     assert manager.counters()["cancelled"] == 1
 
 
-def test_cancel_of_a_queued_request(open_manager: Open, m1: Any, gate: Any) -> None:
+def test_cancel_of_a_queued_request(open_manager: Open, m1: Any, gate: Any, everything: Everything) -> None:
     manager = open_manager(max_requests_per_batch=1)
     g = gate(after=1)
     manager.add_request(PROMPTS[0], request_id="a")
@@ -100,7 +100,12 @@ def test_cancel_of_a_queued_request(open_manager: Open, m1: Any, gate: Any) -> N
 
 
 def test_a_full_queue_refuses_after_a_while(
-    open_manager: Open, m1: Any, gate: Any, monkeypatch: pytest.MonkeyPatch
+    open_manager: Open,
+    m1: Any,
+    gate: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    everything: Everything,
+    started_thread: Started,
 ) -> None:
     manager = open_manager(max_requests_per_batch=1, max_queue_size=2)
     g = gate()
@@ -120,7 +125,9 @@ def test_a_full_queue_refuses_after_a_while(
     assert "late" in everything(manager)
 
 
-def test_a_patient_submitter_waits_as_long_as_the_loop_lives(open_manager: Open, gate: Any) -> None:
+def test_a_patient_submitter_waits_as_long_as_the_loop_lives(
+    open_manager: Open, gate: Any, everything: Everything, started_thread: Started
+) -> None:
     manager = open_manager(max_requests_per_batch=1, max_queue_size=1)
     g = gate()
     manager.add_request(PROMPTS[0])
@@ -136,7 +143,9 @@ def test_a_patient_submitter_waits_as_long_as_the_loop_lives(open_manager: Open,
     assert "patient" in everything(manager)
 
 
-def test_threads_that_submit_at_once_do_not_overfill_the_queue(open_manager: Open, gate: Any) -> None:
+def test_threads_that_submit_at_once_do_not_overfill_the_queue(
+    open_manager: Open, gate: Any, everything: Everything, started_thread: Started
+) -> None:
     manager = open_manager(max_requests_per_batch=1, max_queue_size=3)
     g = gate()
     manager.add_request(PROMPTS[0])
@@ -194,7 +203,9 @@ def test_a_stream_has_one_output_a_token(open_manager: Open, m1: Any, reference:
 
 
 @pytest.mark.parametrize("end", ["cancel", "hard_stop", "failure"])
-def test_a_stream_ends_at_any_terminal_state(end: str, open_manager: Open, m1: Any, gate: Any, fail_step: Any) -> None:
+def test_a_stream_ends_at_any_terminal_state(
+    end: str, open_manager: Open, m1: Any, gate: Any, fail_step: Any, started_thread: Started
+) -> None:
     manager = open_manager()
     g = gate(after=3)
     chunks: list[Any] = []

@@ -17,24 +17,18 @@ from engine import RequestStatus
 
 Open = Callable[..., Any]
 Reference = Callable[[Any, Sequence[int], int], list[int]]
+Everything = Callable[[Any], dict[str, Any]]
+Started = Callable[[Callable[[], Any]], threading.Thread]
 
 PROMPTS = [[5, 9, 11], [3, 1, 4, 1, 5], [2, 7, 1, 8, 2, 8, 1, 8], [6], [31, 41, 59, 26]]
-
-
-def everything(manager: Any) -> dict[str, Any]:
-    return {output.request_id: output for output in manager if output.is_finished()}
-
-
-def started_thread(function: Callable[[], Any]) -> threading.Thread:
-    thread = threading.Thread(target=function, daemon=True)
-    thread.start()
-    return thread
 
 
 # --- life cycle -----------------------------------------------------------------------------------------------------
 
 
-def test_requests_added_before_start_are_served_after_it(open_manager: Open, m1: Any, reference: Reference) -> None:
+def test_requests_added_before_start_are_served_after_it(
+    open_manager: Open, m1: Any, reference: Reference, everything: Everything
+) -> None:
     """A-mgr-01."""
     manager = open_manager(start=False)
     ids = manager.add_requests(PROMPTS[:3])
@@ -46,7 +40,9 @@ def test_requests_added_before_start_are_served_after_it(open_manager: Open, m1:
     assert [done[i].generated_tokens for i in ids] == [reference(m1, p, 8) for p in PROMPTS[:3]]
 
 
-def test_soft_stop_finishes_everything_and_results_stay(open_manager: Open, m1: Any, reference: Reference) -> None:
+def test_soft_stop_finishes_everything_and_results_stay(
+    open_manager: Open, m1: Any, reference: Reference, everything: Everything
+) -> None:
     """A-stop-01, A-stop-02, B03: queued and active requests are finished; iterating afterwards yields them all."""
     manager = open_manager(num_blocks=8)
     for i, prompt in enumerate(PROMPTS):
@@ -60,7 +56,12 @@ def test_soft_stop_finishes_everything_and_results_stay(open_manager: Open, m1: 
 
 
 def test_hard_stop_fails_everything_at_once_and_keeps_partial_tokens(
-    open_manager: Open, m1: Any, gate: Any, reference: Reference
+    open_manager: Open,
+    m1: Any,
+    gate: Any,
+    reference: Reference,
+    everything: Everything,
+    started_thread: Started,
 ) -> None:
     """A-stop-03."""
     manager = open_manager(num_blocks=300, max_requests_per_batch=3)
@@ -112,7 +113,9 @@ def test_start_after_stop_begins_a_second_run_with_equal_results(
     assert manager.is_running()
 
 
-def test_start_waits_for_a_stop_in_progress(open_manager: Open, m1: Any, gate: Any, reference: Reference) -> None:
+def test_start_waits_for_a_stop_in_progress(
+    open_manager: Open, m1: Any, gate: Any, reference: Reference, everything: Everything, started_thread: Started
+) -> None:
     manager = open_manager()
     g = gate(after=2)
     manager.add_request(PROMPTS[0], request_id="first")
@@ -156,7 +159,9 @@ def test_a_stop_that_does_not_end_in_time_says_so(
     assert manager.get_result().status is RequestStatus.FINISHED
 
 
-def test_destroy_stops_first_is_final_and_harmless_when_repeated(open_manager: Open, m1: Any, gate: Any) -> None:
+def test_destroy_stops_first_is_final_and_harmless_when_repeated(
+    open_manager: Open, m1: Any, gate: Any, started_thread: Started
+) -> None:
     """A-stop-06, A-stop-07."""
     manager = open_manager()
     g = gate(after=2)
@@ -195,7 +200,7 @@ def test_soft_stop_before_start_keeps_requests_for_it(open_manager: Open, m1: An
     assert manager.get_result(timeout=10).generated_tokens == reference(m1, PROMPTS[0], 8)
 
 
-def test_a_waiting_consumer_is_released_by_the_stop(open_manager: Open) -> None:
+def test_a_waiting_consumer_is_released_by_the_stop(open_manager: Open, started_thread: Started) -> None:
     """`get_result` without a timeout waits as long as the loop lives, and no longer."""
     for _ in range(10):  # the end of the thread and the end of the wait race
         manager = open_manager()
@@ -223,7 +228,7 @@ def test_settings_that_cannot_be_met_are_refused_before_anything_is_allocated(op
     assert m1.config._attn_implementation == "eager"
 
 
-def test_a_stop_during_a_start_ends_what_it_started(open_manager: Open) -> None:
+def test_a_stop_during_a_start_ends_what_it_started(open_manager: Open, started_thread: Started) -> None:
     """`start` opens the intake when the warm-up is over: that must not undo a stop asked for meanwhile."""
     manager = open_manager(start=False)
     warming, asked, warmup, close = threading.Event(), threading.Event(), manager.warmup, manager._intake.close
@@ -250,7 +255,7 @@ def test_a_stop_during_a_start_ends_what_it_started(open_manager: Open) -> None:
     assert not manager.is_running()
 
 
-def test_start_inside_a_pause_of_a_loop_that_is_to_end_is_refused(open_manager: Open) -> None:
+def test_start_inside_a_pause_of_a_loop_that_is_to_end_is_refused(open_manager: Open, started_thread: Started) -> None:
     manager = open_manager()
     with manager.pause():
         started_thread(lambda: manager.stop(block=False)).join(5)
@@ -264,7 +269,11 @@ def test_start_inside_a_pause_of_a_loop_that_is_to_end_is_refused(open_manager: 
 
 
 def test_an_exception_in_a_step_fails_all_with_its_cause_and_the_manager_says_why(
-    open_manager: Open, m1: Any, fail_step: Any, reference: Reference
+    open_manager: Open,
+    m1: Any,
+    fail_step: Any,
+    reference: Reference,
+    everything: Everything,
 ) -> None:
     manager = open_manager(max_requests_per_batch=2)
     fail_step(3, RuntimeError("the device is on fire"))
@@ -320,7 +329,7 @@ def test_broken_book_keeping_ends_the_loop_loudly(open_manager: Open) -> None:
 # --- the model ------------------------------------------------------------------------------------------------------
 
 
-def test_two_managers_on_one_model(open_manager: Open, m1: Any, reference: Reference) -> None:
+def test_two_managers_on_one_model(open_manager: Open, m1: Any, reference: Reference, everything: Everything) -> None:
     expected = [reference(m1, p, 24) for p in PROMPTS]
     first, second = open_manager(page_size=4), open_manager(page_size=16, max_batch_tokens=5)
     for i, prompt in enumerate(PROMPTS):

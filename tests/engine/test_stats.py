@@ -8,15 +8,12 @@ from typing import Any
 from engine import RequestStatus
 
 Open = Callable[..., Any]
+Everything = Callable[[Any], dict[str, Any]]
 
 PROMPTS = [[5, 9, 11], [3, 1, 4, 1, 5], [2, 7, 1, 8, 2, 8, 1, 8], [6], [31, 41, 59, 26]]
 
 
-def everything(manager: Any) -> dict[str, Any]:
-    return {output.request_id: output for output in manager if output.is_finished()}
-
-
-def test_counters_and_step_log(open_manager: Open) -> None:
+def test_counters_and_step_log(open_manager: Open, everything: Everything) -> None:
     """A-over-01: membership is decided anew at every step, and nothing is padded."""
     manager = open_manager(start=False)
     for i in range(3):
@@ -50,7 +47,7 @@ def test_counters_and_step_log(open_manager: Open) -> None:
     assert manager.counters()["kv_blocks_free_min"] is None
 
 
-def test_a_terminal_output_tells_its_life(open_manager: Open) -> None:
+def test_a_terminal_output_tells_its_life(open_manager: Open, everything: Everything) -> None:
     """M-mech-01, M-s2-01, M-mem-05: states with times, chunks of the prompt, blocks at the end."""
     manager = open_manager(start=False, max_batch_tokens=16, page_size=4)
     manager.add_request([7] * 40, request_id="long", max_new_tokens=3)

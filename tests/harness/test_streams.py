@@ -30,6 +30,20 @@ def test_closed_streams_are_silent(shell):
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
+@pytest.mark.parametrize("module", ["report", "compare", "capacity", "tune"])
+def test_they_are_silent_in_every_command(shell, module):
+    done = shell(f"{shlex.quote(sys.executable)} -P -m harness.{module}.app --help >&- 2>&- <&-")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_a_comparison_is_written_without_an_output(shell, tmp_path):
+    results = shlex.quote(str(PROJECT / "results/reference/cpu/quickstart"))
+    arms = f"--arm-a static --arm-b ours_small --out {shlex.quote(str(tmp_path / 'out'))}"
+    done = shell(f"{shlex.quote(sys.executable)} -P -m harness.compare.app {results} {results} {arms} >&-")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert (tmp_path / "out" / "comparison.html").is_file()
+
+
 def test_a_reader_that_leaves(shell):
     done = shell("cb-bench --help workload | true; exit ${PIPESTATUS[0]}")
     said = "cb-bench: what it says could not be written to its standard output (Broken pipe)\n"
