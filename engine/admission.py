@@ -16,9 +16,28 @@ from engine.sampling.params import as_integer
 from engine.sampling.random import folded
 from engine.sampling.rules import BiasRules
 
+MAX_SEQUENCES = 16_384
+"""Sequences of one prompt at the most. Each is a request in host memory from its admission on (1.1 kB, and 8 bytes a
+token of its prompt), however few the cache can run at a time; vLLM's default limit of ``n`` is the same."""
+
 
 class InvalidRequest(ValueError):
     """A request that can never be run; it is refused alone and disturbs no other."""
+
+
+def sequence_count(given: Any) -> int:
+    """``num_return_sequences`` as a number (None = 1); ValueError if it is none or more than :data:`MAX_SEQUENCES`."""
+    if given is None:
+        return 1
+    count = as_integer(given)
+    if count is None or count < 1:
+        raise ValueError(f"num_return_sequences must be an integer >= 1, got {given!r}")
+    if count > MAX_SEQUENCES:
+        raise ValueError(
+            f"num_return_sequences={count} is more than {MAX_SEQUENCES} sequences of a prompt; ask for fewer, or "
+            "add the request several times with other seeds"
+        )
+    return count
 
 
 def prefix_order(inputs: Sequence[Any]) -> list[int]:
@@ -81,7 +100,8 @@ class Admission:
             self._leaves_something(params, eos, prompt, limit)
             if params.min_new_tokens > limit:
                 raise ValueError(f"min_new_tokens={params.min_new_tokens} is more than max_new_tokens={limit}")
-            sequences = self._sequences(num_return_sequences)
+            asked = self._generation.num_return_sequences if num_return_sequences is None else num_return_sequences
+            sequences = sequence_count(asked)
         except ValueError as error:
             raise InvalidRequest(f"request {request_id!r}: {error}") from None
         request = Request.create(request_id, prompt, limit, eos, params, streaming, record_timestamps)
@@ -134,15 +154,6 @@ class Admission:
                 f"tokens, the cache has {self._config.num_blocks}; raise num_blocks or lower max_new_tokens"
             )
         return limit
-
-    def _sequences(self, requested: int | None) -> int:
-        given = self._generation.num_return_sequences if requested is None else requested
-        if given is None:
-            return 1
-        count = as_integer(given)
-        if count is None or count < 1:
-            raise ValueError(f"num_return_sequences must be an integer >= 1, got {given!r}")
-        return count
 
     def _params(self, number: int, overrides: dict[str, Any], prompt: int) -> SamplingParams:
         given = {name: value for name, value in overrides.items() if value is not None}

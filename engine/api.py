@@ -11,7 +11,7 @@ from typing import Any
 
 from tqdm.auto import tqdm
 
-from engine.admission import InvalidRequest, prefix_order
+from engine.admission import InvalidRequest, prefix_order, sequence_count
 from engine.config import ContinuousBatchingConfig, WorkloadHints
 from engine.manager import ContinuousBatchingManager
 from engine.requests import FinishReason, GenerationOutput, Request, RequestStatus, child_id
@@ -143,7 +143,7 @@ def generate_batch(
 
     Raises:
         TypeError: an unknown keyword, or text or an iterator instead of lists of token ids.
-        ValueError: the model or the settings cannot be served.
+        ValueError: the model or the settings cannot be served, or ``num_return_sequences`` is not 1 … 16,384.
     """
     if not hasattr(inputs, "__len__") or not hasattr(inputs, "__getitem__"):
         raise TypeError(f"inputs must be a list of prompts, got {type(inputs).__name__}")
@@ -152,7 +152,7 @@ def generate_batch(
     if len(inputs) == 0:
         return {}
     generation = generation_defaults(_generation_config(model, generation_config), generation_kwargs)
-    sequences = generation.num_return_sequences or 1
+    sequences = sequence_count(generation.num_return_sequences)
     hints = WorkloadHints(
         max_prompt_length=max(map(_length, inputs)),
         max_generated_length=generation.max_new_tokens or 0,

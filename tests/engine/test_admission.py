@@ -12,7 +12,7 @@ import torch
 from transformers import GenerationConfig
 
 from engine import WorkloadHints
-from engine.admission import Admission, InvalidRequest, prefix_order
+from engine.admission import MAX_SEQUENCES, Admission, InvalidRequest, prefix_order
 from engine.model_shape import ModelShape
 from engine.requests import Request
 from engine.resolution import resolve
@@ -265,6 +265,19 @@ def test_a_request_is_as_many_as_it_asks_for(admission: Callable[..., Admit]) ->
     for bad in (0, -1, 1.0, True):
         with pytest.raises(InvalidRequest, match="num_return_sequences must be an integer >= 1"):
             admission()([1], num_return_sequences=bad)
+
+
+def test_more_sequences_than_memory_is_meant_for_are_refused_before_they_are_built(
+    admission: Callable[..., Admit], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    admit = admission()
+    assert len(admit([1], num_return_sequences=MAX_SEQUENCES).children) == MAX_SEQUENCES - 1
+    monkeypatch.setattr(Request, "bear", lambda request, count: pytest.fail(f"{count} children are built"))
+    for many in (MAX_SEQUENCES + 1, 10**12):
+        with pytest.raises(InvalidRequest, match=f"request 'q': num_return_sequences={many} is more than 16384"):
+            admit([1], num_return_sequences=many)
+    with pytest.raises(InvalidRequest, match="num_return_sequences=1000000000 is more than"):
+        admission(GenerationConfig(num_return_sequences=10**9, do_sample=True))([1])
 
 
 def test_overrides_are_applied_to_a_copy() -> None:

@@ -31,6 +31,16 @@ def test_a_batch_returns_children_before_their_parent(m1: Any, c1: Any, referenc
     assert list(more) == ["req_0__child#0", "req_0"]
 
 
+@pytest.mark.parametrize(("wrong", "cause"), [(10**9, "is more than 16384"), (0, "must be an integer >= 1")])
+def test_a_batch_of_impossibly_many_sequences_is_refused_before_their_names_are_made(
+    m1: Any, c1: Any, wrong: int, cause: str
+) -> None:
+    with pytest.raises(ValueError, match=f"num_return_sequences.*{cause}"):
+        generate_batch(
+            m1, [[1, 2]], GenerationConfig(max_new_tokens=4, do_sample=True), c1(), num_return_sequences=wrong
+        )
+
+
 def test_an_id_of_a_child_may_not_be_taken(open_manager: Any) -> None:
     manager = open_manager(start=False)
     manager.add_request([1, 2], request_id="a", num_return_sequences=2)
