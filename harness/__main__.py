@@ -13,7 +13,7 @@ def main() -> int:
     try:
         from harness.app import main as run
     except KeyboardInterrupt:
-        print("cb-bench: interrupted; nothing had begun", file=sys.stderr)
+        print("cb-bench: interrupted by Ctrl-C; nothing had begun", file=sys.stderr)
         return 130
     return run()
 

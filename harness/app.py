@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import os
-import signal
 import sys
-import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import fields, replace
@@ -40,6 +38,7 @@ from harness.execution import run_jobs
 from harness.expand import shown_overrides
 from harness.explain import explain
 from harness.gpus import VISIBLE, gpu_count, host_locks, own_gpu, visible_gpus
+from harness.interruption import by, exit_code, interrupting, signal_of
 from harness.job import Job
 from harness.launch import launch
 from harness.manifest import JobState
@@ -48,11 +47,12 @@ from harness.provenance import own_revision
 from harness.resume import labels, notices, remaining
 from harness.sweep import arm, check_unused, combine_jobs, failed_lines, kept_line
 
-EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
+EXIT_FAILED, EXIT_USAGE = 1, 2
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run ``cb-bench`` and return its exit code: 0 ok, 1 a run failed, 2 wrong command or config, 130 interrupted."""
+    """Run ``cb-bench`` and return its exit code: 0 ok, 1 a run failed, 2 wrong command or config, 128
+    and the number of the signal that interrupted it."""
     arguments = as_hydra_reads(sys.argv[1:] if argv is None else argv)
     if "--version" in arguments:  # Hydra would give its own
         print(f"cb-bench {_version()}")
@@ -60,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     full_error = os.environ.get("HYDRA_FULL_ERROR") == "1"
     plan: Plan | None = None
     try:
-        with _hydra_raises(), _terminated_as_interrupted(), _said():
+        with _hydra_raises(), interrupting(), _said():
             if only_shows(arguments):
                 from harness.config_reference import about, register_overview
 
@@ -93,12 +93,12 @@ def main(argv: Sequence[str] | None = None) -> int:
             finally:
                 code = _close(plan)
             return code
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as interrupt:
         kept = kept_line(plan.directory) if plan else "nothing had begun"
         if plan and plan.multirun and manifest.latest(plan.directory):
             kept += "; the same command with resume=true goes on"
-        print(f"cb-bench: interrupted; {kept}", file=sys.stderr)
-        return EXIT_INTERRUPTED
+        print(f"cb-bench: {by(signal_of(interrupt))}; {kept}", file=sys.stderr)
+        return exit_code(interrupt)
     except (HydraException, OmegaConfBaseException, ValueError) as error:
         if full_error:
             raise
@@ -186,7 +186,7 @@ def _prepare(plan: Plan) -> None:
 
 @hydra.main(version_base="1.3", config_path=f"pkg://{CONFIG_MODULE}", config_name=CONFIG_NAME)
 def _task(config: DictConfig) -> str:
-    """One Hydra job, also in a launcher's worker process. Returns its state and raises nothing but Ctrl-C."""
+    """One Hydra job, also in a launcher's worker process. Returns its state and raises nothing but an interrupt."""
     h = HydraConfig.get()
     multirun = h.mode == RunMode.MULTIRUN
     values = plain(config)
@@ -345,31 +345,3 @@ def _hydra_raises() -> Iterator[None]:
             del os.environ["HYDRA_FULL_ERROR"]
         else:
             os.environ["HYDRA_FULL_ERROR"] = before
-
-
-@contextmanager
-def _terminated_as_interrupted() -> Iterator[None]:
-    """Treat SIGTERM (a batch system's end of a job) and SIGHUP (the terminal is gone) like Ctrl-C, so that what was
-    measured is written down. Under nohup SIGHUP stays ignored; only the main thread may set handlers."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    on_terminal = [stream for stream in (sys.stdout, sys.stderr) if stream.isatty()]
-
-    def hung_up(number: int, frame: Any) -> None:
-        nowhere = os.open(os.devnull, os.O_WRONLY)  # writing to a terminal that is gone is an error
-        for stream in on_terminal:
-            os.dup2(nowhere, stream.fileno())
-        os.close(nowhere)
-        raise KeyboardInterrupt
-
-    handlers = {signal.SIGTERM: signal.default_int_handler, signal.SIGHUP: hung_up}
-    before = {number: signal.getsignal(number) for number in handlers}
-    for number, handler in handlers.items():
-        if before[number] is not signal.SIG_IGN:
-            signal.signal(number, handler)
-    try:
-        yield
-    finally:
-        for number, handler_before in before.items():
-            signal.signal(number, handler_before)

@@ -14,6 +14,7 @@ import numpy as np
 from harness.backends.null import NullBackend, NullSettings
 from harness.clock import Clock
 from harness.driver import drive
+from harness.interruption import Interrupted
 from harness.metrics.inter_token import pool_gaps
 from harness.metrics.observations import observe
 from harness.record import RunRecord
@@ -77,8 +78,8 @@ def run_null(workload: Workload, settings: NullSettings, clock: Clock) -> RunRec
     finally:
         backend.stop()
     recorder.check()
-    if result.interrupted:
-        raise KeyboardInterrupt
+    if result.interrupted is not None:
+        raise Interrupted(result.interrupted)
     if result.timed_out:
         raise RuntimeError(f"the calibration run did not end within {last_s + _TIMEOUT_S:g} s")
     identity = {"run_id": workload.name, "engine": NullBackend.name}

@@ -27,6 +27,7 @@ from harness.backends.settings import engine_settings
 from harness.clock import Clock, RealClock
 from harness.device import device_of
 from harness.errors import one_line
+from harness.interruption import RELAYED, take_relayed
 from harness.journal import discard
 from harness.measuring import Messages, Served, measure, process_facts
 from harness.preparation import load_or_outline, warmup_of, workload_of
@@ -146,7 +147,7 @@ def main(argv: Sequence[str]) -> int:
     descriptor, *paths = argv
     os.set_inheritable(int(descriptor), False)  # what an engine starts must not keep the pipe open
     report = Report(int(descriptor))
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # an ignored one would be inherited
+    take_relayed()
     try:
         if not serve([json.loads(Path(path).read_text()) for path in paths], report, RealClock()):
             return 1
@@ -211,7 +212,7 @@ def serve(specs: Sequence[Mapping[str, Any]], report: Report, clock: Clock) -> b
 def _write(record: RunRecord, out: Path, report: Report) -> bool:
     """Write the tables of a run and tell the parent how it ended; whether it ended well."""
     # Nothing is left to interrupt but the writing of what is there.
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in RELAYED.values()}
     report.phase("writing")
     from harness.metrics import compute_tables
     from harness.store import write_result
@@ -226,7 +227,8 @@ def _write(record: RunRecord, out: Path, report: Report) -> bool:
         report.send(error=record.error, status=record.status, written=True)
         return False
     report.send(written=True)
-    signal.signal(signal.SIGINT, before)
+    for number, handler in before.items():
+        signal.signal(number, handler)
     return True
 
 

@@ -7,6 +7,7 @@ where the workload says so: in a closed loop, and between the turns of a session
 
 from __future__ import annotations
 
+import signal
 import threading
 import time
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from harness.agenda import Agenda
 from harness.backends.base import Backend
 from harness.clock import Clock
 from harness.errors import one_line
+from harness.interruption import signal_of
 from harness.record import Outcome
 from harness.recorder import Recorder
 from harness.session_sink import SessionSink
@@ -29,12 +31,12 @@ class Drive:
     t_start_ns: int
     t_end_ns: int
     timed_out: bool
-    interrupted: bool = False
+    interrupted: signal.Signals | None = None
     unseen_answers: int = 0
 
 
 def drive(workload: Workload, backend: Backend, recorder: Recorder, clock: Clock, timeout_s: float) -> Drive:
-    """Run ``workload`` on a warmed-up backend and return when all requests ended, ``timeout_s`` passed or Ctrl-C came.
+    """Run ``workload`` on a warmed-up backend until all requests ended, ``timeout_s`` passed or an interrupt came.
 
     Requests still open then keep the outcome UNFINISHED, with the tokens they had. The backend is started
     and told about the end of input here; stopping it is the caller's business.
@@ -44,13 +46,13 @@ def drive(workload: Workload, backend: Backend, recorder: Recorder, clock: Clock
     """
     sender = _Sender(workload, backend, recorder, clock)
     backend.start(sender.sink)
-    interrupted = False
+    interrupted = None
     sender.start()
     try:
         # The wait is on real threads, so its limit is real time even under a fake clock.
         finished = sender.wait(timeout_s)
-    except KeyboardInterrupt:  # what was observed so far is worth keeping; the caller ends the run
-        finished, interrupted = False, True
+    except KeyboardInterrupt as interrupt:  # what was observed so far is worth keeping; the caller ends the run
+        finished, interrupted = False, signal_of(interrupt)
     finally:
         sender.cancel()
     if sender.failure is not None:
@@ -58,7 +60,7 @@ def drive(workload: Workload, backend: Backend, recorder: Recorder, clock: Clock
     last_end_ns = recorder.last_end_ns()
     t_end_ns = last_end_ns if finished and last_end_ns is not None else clock.now_ns()
     unseen = sender.sessions.unseen_answers if sender.sessions is not None else 0
-    return Drive(sender.t_start_ns, t_end_ns, not finished and not interrupted, interrupted, unseen)
+    return Drive(sender.t_start_ns, t_end_ns, not finished and interrupted is None, interrupted, unseen)
 
 
 class _Sender(threading.Thread):

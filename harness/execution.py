@@ -1,7 +1,7 @@
 """Jobs carried out: each becomes one or more isolated runs, each ending in tables with a row of its own.
 
-Nothing raised in a run leaves this module (except Ctrl-C): a failed run is a row with its error, so that a launcher
-goes on to the next job. On a full disk the row may not be possible; then a line on stderr says so.
+Nothing raised in a run leaves this module, except an interrupt: a failed run is a row with its error, so that a
+launcher goes on to the next job. On a full disk the row may not be possible; then a line on stderr says so.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from harness import course, journal, manifest, provenance, store
 from harness.config import check, config_hash
 from harness.course import Course
 from harness.errors import RunFailed, one_line
+from harness.interruption import by, signal_of
 from harness.isolate import Limits, run_isolated
 from harness.job import Job, Run, workload_of_iteration
 from harness.manifest import JobState
@@ -53,11 +54,11 @@ def run_jobs(jobs: Sequence[Job]) -> list[str]:
         for job in jobs:
             check(job.config)
         states = _run_repeats(shared)
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as interrupt:
         for k, job in enumerate(jobs):
             if k in shared.begun - shared.ended:
                 _keep(job, "what its repeats measured", partial(_combine_runs, job, shared.directories[k]))
-                _keep(job, "its state", partial(_note, job, "interrupted", "interrupted by Ctrl-C"))
+                _keep(job, "its state", partial(_note, job, "interrupted", by(signal_of(interrupt))))
         raise
     except Exception as error:  # a launcher must see a state, not an exception
         cause, detail = one_line(error), traceback.format_exc()
@@ -211,10 +212,10 @@ def _run_process(runs: Sequence[Run], shared: _Shared, lasted: Sequence[float]) 
                 _write_failed_row(run, run.directory, RunFailed(missed))
             after = [("failed", missed)] * (len(runs) - bad - 1)
             return [("ok", None)] * bad + [(failure.status, failure.cause), *after]
-        except KeyboardInterrupt:
+        except KeyboardInterrupt as interrupt:
             at = runs[follower.current]
             if follower.current not in follower.written:
-                _write_failed_row(at, at.directory, RunFailed("interrupted by Ctrl-C", status="interrupted"))
+                _write_failed_row(at, at.directory, RunFailed(by(signal_of(interrupt)), status="interrupted"))
             ended = store.ended_requests(at.directory)
             point = f"after {ended[0]} of {ended[1]} requests" if ended else "before the first request"
             display.finish(f"interrupted {point}", goes_on=False)

@@ -91,10 +91,10 @@ class ForkedProcess:
             self.take()
         return self.code
 
-    def interrupt(self) -> None:
-        """What Ctrl-C would do to the process alone."""
+    def interrupt(self, number: signal.Signals) -> None:
+        """Send a signal to the process alone."""
         if self.pid is not None and self.code is None:
-            os.kill(self.pid, signal.SIGINT)
+            os.kill(self.pid, number)
 
     def end(self) -> None:
         """Make sure that it and what it started are gone."""

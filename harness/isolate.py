@@ -24,6 +24,7 @@ from typing import Any
 from harness.backends.settings import environment_named
 from harness.errors import RunFailed
 from harness.forked import ForkedProcess, ServerGone, start
+from harness.interruption import RELAYED, signal_of
 
 CHILD = "harness.child"
 """The module that is the child."""
@@ -84,9 +85,9 @@ def run_isolated(
         try:
             try:
                 watch.follow(pipe, child)
-            except KeyboardInterrupt:
+            except KeyboardInterrupt as interrupt:
                 if watch.phase in ("measuring", "writing"):
-                    _let_finish(child, watch, pipe)
+                    _let_finish(child, watch, pipe, signal_of(interrupt))
                 raise
             code = _exit_code(child, watch)
         except ServerGone as gone:
@@ -165,11 +166,11 @@ def _environment(env: Mapping[str, str]) -> dict[str, str]:
     return environment | dict(env)
 
 
-def _let_finish(child: ForkedProcess, watch: _Watch, pipe: Any) -> None:
+def _let_finish(child: ForkedProcess, watch: _Watch, pipe: Any, came: signal.Signals) -> None:
     """Pass the interrupt on and follow the child while it writes its tables; another Ctrl-C ends the patience."""
     # A message may have been torn by the interrupt; it must not turn into an error of its own.
     with suppress(RunFailed, ServerGone, ValueError):
-        child.interrupt()
+        child.interrupt(RELAYED[came])
         watch.follow(pipe, child, INTERRUPT_GRACE_S)
 
 

@@ -16,6 +16,7 @@ from harness.clock import Clock
 from harness.device import Device
 from harness.driver import Drive, drive
 from harness.gc_log import GcLog
+from harness.interruption import by
 from harness.journal import Journal, Known
 from harness.ledger import reconcile
 from harness.machine_load import CpuReading, machine_load
@@ -116,7 +117,7 @@ def measure(
         memory = memory | device.peaks() | {"peak_rss_bytes": telemetry.peak("rss_bytes")}
         if earlier:  # torch keeps what the runs before reserved, and no reset gives it back
             memory |= {name: None for name in memory if name == "peak_gpu_reserved_bytes"}
-    if result.timed_out or result.interrupted:
+    if result.timed_out or result.interrupted is not None:
         backend.stop()  # ends what is open, as unfinished; the engine serves no further run
     recorder.check()
     environment = {
@@ -189,9 +190,9 @@ def _judge(record: RunRecord, result: Drive, timeout_s: float) -> None:
     bad = [r for r in record.requests if not r.outcome.ok]
     still_open = sum(r.outcome is Outcome.UNFINISHED for r in bad)
     unfinished = f"{still_open} of {len(record.requests)} requests unfinished"
-    if result.interrupted:
+    if result.interrupted is not None:
         record.status = "interrupted"
-        record.error = f"interrupted by Ctrl-C: {unfinished}"
+        record.error = f"{by(result.interrupted)}: {unfinished}"
     elif result.timed_out:
         record.status = "timeout"
         record.error = f"{unfinished} after measure.timeout_s={timeout_s:g}"

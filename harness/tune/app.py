@@ -20,7 +20,8 @@ USAGE = """cb-tune RESULTS… slo.ttft_p95_ms=500 [KEY=VALUE…]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit status 0; 1 if no settings keep the SLO; 2 with one line on standard error if nothing can be tuned."""
+    """Exit status 0; 1 if no settings keep the SLO; 2 with one line on standard error if nothing can be tuned; 128
+    and the number of the signal that interrupted it."""
     open_closed()
     arguments = list(sys.argv[1:] if argv is None else argv)
     if not arguments or any(a in ("-h", "--help") for a in arguments):

@@ -15,8 +15,9 @@ import yaml
 from harness.capacity.load import Load
 from harness.capacity.progress import Progress, say_nothing
 from harness.capacity.question import Question, QuestionError, configuration, parse, slo_of, workload_asked
-from harness.capacity.search import TOLERANCE, Capacity, NothingMeets, find_capacity
+from harness.capacity.search import Capacity, NothingMeets, find_capacity
 from harness.gpus import gpu_names
+from harness.interruption import by, exit_code, interrupting, signal_of
 from harness.report.read import Results, ResultsError
 from harness.simulate import EngineSetup, ModelError, SetupError, fit_steps, read_setup, validate
 from harness.simulate.source import measured_runs, read_all
@@ -24,7 +25,7 @@ from harness.slo import Slo
 from harness.tune.confirm import Confirmation, confirm
 from harness.tune.engine_runs import check_machine, engine_measure, job_config
 from harness.tune.space import baseline, changes, variables
-from harness.tune.study import TuneError, choose, engines_tried, open_study, ranked, search_settings
+from harness.tune.study import Choice, TuneError, choose, engines_tried, open_study, ranked, search_settings
 
 RESULT = "tuned.yaml"
 SUMMARY = "tuning.json"
@@ -51,10 +52,18 @@ class TuneSettings:
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Exit status 0; 1 if no settings keep the SLO; 2 with one line on standard error if nothing can be tuned."""
+    """Exit status 0; 1 if no settings keep the SLO; 2 with one line on standard error if nothing can be tuned; 128 and
+    the number of the signal that interrupted it."""
     try:
-        question = parse(arguments, TuneSettings)
-        return _tune(question, TuneSettings(**question.own))
+        with interrupting():
+            question = parse(arguments, TuneSettings)
+            return _tune(question, TuneSettings(**question.own))
+    except KeyboardInterrupt as interrupt:
+        print(
+            f"cb-tune: {by(signal_of(interrupt))}; finished trials are kept, the same command goes on with them",
+            file=sys.stderr,
+        )
+        return exit_code(interrupt)
     except NothingMeets as error:
         print(f"cb-tune: {error}", file=sys.stderr)
         return 1
@@ -106,45 +115,31 @@ def _tune(question: Question, settings: TuneSettings) -> int:
         tell[0] = lambda text: say(f"trial {len(engines_tried(study, space, setup))} of {settings.trials}: {text}")
         search_settings(study, space, base, setup, capacity_of, settings.trials, report, settings.seed)
     order = ranked(study, space)
-    best, value = choose(order, base)
-    if value <= 0:
+    best = choose(order, base)
+    if best.value <= 0:
         raise NothingMeets("no settings keep the SLO at any rate; relax it or measure a faster engine")
-    base_value = next((v for s, v in order if s == base), value)
-    print(f"simulated: {value:.3g} requests/s instead of {base_value:.3g} with the measured settings")
-    if passed_over := passed_over_words(order, best, value, base):
-        print(passed_over)
+    base_value = next((v for s, v in order if s == base), best.value)
+    print(f"simulated: {best.value:.3g} requests/s instead of {base_value:.3g} with the measured settings")
+    if best.why is not None:
+        print(best.why)
     with Progress("cb-tune") as say:
         validation = validate(results, lambda run_id: say(f"predicting measured run {run_id} from the others"))
     for sentence in [*validation.sentences(), *validation.notes]:
         print(f"! {sentence}")
     confirmed = None
     if settings.confirm:
-        rate = settings.load * (base_value or value)
+        rate = settings.load * (base_value or best.value)
         measured = job_config(results, runs[0], slo, rate, settings.requests)
         measure = engine_measure(measured, slo, directory / "engine", print)
-        confirmed = confirm(best, base, [v.name for v in space], measure, settings.repeats)
+        confirmed = confirm(best.settings, base, [v.name for v in space], measure, settings.repeats)
         for back in confirmed.retreats:
             print(f"memory ran out: {back.variable}={back.given_up} went back to {base[back.variable]}")
         print(f"engine at {rate:.3g} requests/s: {confirmed.verdict}; {confirmed.reason}")
-    chosen = best if confirmed is None else confirmed.settings
-    _write(directory, setup, results, runs[0], slo, chosen, base, order, confirmed)
+    chosen = best.settings if confirmed is None else confirmed.settings
+    _write(directory, setup, results, runs[0], slo, chosen, base, best, order, confirmed)
     print(f"study:    {directory}")
     print(f"settings: {directory / RESULT}")
     return 0
-
-
-def passed_over_words(
-    order: Sequence[tuple[dict[str, Any], float]], best: Mapping[str, Any], value: float, base: Mapping[str, Any]
-) -> str | None:
-    """Why the settings with the highest simulated rate are not the ones that were chosen; None where they are."""
-    highest, rate = order[0]
-    if highest == best:
-        return None
-    shown = ", ".join(f"{k}={v}" for k, v in changes(highest, base).items()) or "the measured settings"
-    return (
-        f"chosen, though {shown} reached {rate:.3g}: a search ends within {TOLERANCE:.0%}, so {value:.3g} cannot be "
-        "told from it, and changes less"
-    )
 
 
 def _write(
@@ -155,17 +150,17 @@ def _write(
     slo: Slo,
     chosen: Mapping[str, Any],
     base: Mapping[str, Any],
+    best: Choice,
     order: Sequence[tuple[dict[str, Any], float]],
     confirmed: Confirmation | None,
 ) -> None:
     """The settings with the reason for each value, and everything that led to them."""
     lines = [f"# ContinuousBatchingConfig under {slo.as_json()}; behind each value why."]
-    best, best_value = choose(order, base)
-    if passed_over := passed_over_words(order, best, best_value, base):
-        lines.append(f"# {passed_over}.")
+    if best.why is not None:
+        lines.append(f"# {best.why}.")
     base_value = next((v for s, v in order if s == base), None)
     for name, value in chosen.items():
-        reason = _reason(name, value, base, best, order, confirmed)
+        reason = _reason(name, value, base, best.settings, order, confirmed)
         text = yaml.safe_dump(value, default_flow_style=True).replace("\n...", "").strip()
         lines.append(f"{name}: {text}  # {reason}")
     for name, value in (("page_size", setup.layout.page_size), ("num_blocks", setup.num_blocks)):
@@ -175,8 +170,8 @@ def _write(
         "slo": json.loads(slo.as_json()),
         "baseline": dict(base),
         "baseline_request_s": base_value,
-        "simulated_best": best,
-        "simulated_best_request_s": best_value,
+        "simulated_best": best.settings,
+        "simulated_best_request_s": best.value,
         "simulated_highest": order[0][0],
         "simulated_highest_request_s": order[0][1],
         "chosen": dict(chosen),

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from harness.analysis.student import two_sided_quantile
+from harness.capacity.search import TOLERANCE
 from harness.tune.space import Retreat, changes, retreat
 
 MIN_PAIRS = 3
@@ -66,9 +67,9 @@ def confirm(
 ) -> Confirmation:
     """Measure baseline, candidate and baseline again, up to ``repeats`` times.
 
-    It stops when the interval of the gain is clear of the noise floor (how far the baseline is from itself), or lies
-    within it. If memory runs out, the variable that was changed last goes back to the baseline and the rest is begun
-    anew (M-fail-02).
+    It stops when the interval of the gain is clear of the noise floor (how far the baseline is from itself) and of what
+    the search leaves open, or lies within the larger of them. If memory runs out, the variable that was changed last
+    goes back to the baseline and the rest is begun anew (M-fail-02).
 
     Args:
         order: names of the variables in the order in which they were changed.
@@ -124,7 +125,7 @@ def _pairs(
 
 
 def _decided(found: Confirmation, settings: dict[str, Any], base: Mapping[str, Any]) -> bool:
-    floor = noise_floor(found)
+    floor = least_difference(found)
     _conclude(found, settings, base)
     inside = found.low is not None and found.high is not None and -floor < found.low and found.high < floor
     return found.verdict in ("better", "worse") or inside
@@ -132,7 +133,7 @@ def _decided(found: Confirmation, settings: dict[str, Any], base: Mapping[str, A
 
 def _conclude(found: Confirmation, settings: dict[str, Any], base: Mapping[str, Any]) -> None:
     """Interval and verdict from the pairs so far."""
-    floor = noise_floor(found)
+    floor, least = noise_floor(found), least_difference(found)
     logs = [math.log(r) for r in found.ratios]
     mean = statistics.fmean(logs)
     if len(logs) > 1:
@@ -144,15 +145,22 @@ def _conclude(found: Confirmation, settings: dict[str, Any], base: Mapping[str, 
         found.reason = f"{shown}: one pair decides nothing"
         return
     shown = f"{gain:+.1%} (95 % interval {found.low:+.1%} to {found.high:+.1%}), noise floor {floor:.1%}"
-    if found.low > 0 and gain > floor:
+    if found.low > 0 and gain > least:
         found.verdict, found.settings = "better", dict(settings)
-    elif found.high < 0 and -gain > floor:
+    elif found.high < 0 and -gain > least:
         found.verdict = "worse"
     else:
         found.verdict = "indistinguishable"
+        if floor < abs(gain) <= least:
+            shown = f"{shown}; less than {least:.0%} is no reason to change anything"
     found.reason = shown
 
 
 def noise_floor(found: Confirmation) -> float:
     """Largest difference of the baseline to itself, as a share."""
     return max((abs(r - 1) for r in found.noise), default=0.0)
+
+
+def least_difference(found: Confirmation) -> float:
+    """Below it nothing is concluded: the noise floor, at least what cannot be told apart in the search either."""
+    return max(TOLERANCE, noise_floor(found))

@@ -41,6 +41,12 @@ def changes(settings: Mapping[str, Any], base: Mapping[str, Any]) -> dict[str, A
     return {name: value for name, value in settings.items() if value != base[name]}
 
 
+def memory(settings: Mapping[str, Any]) -> tuple[int, int]:
+    """Sorts settings by the memory that a step needs beside the cache: activations by its tokens, then logits and
+    captured steps by its requests."""
+    return settings["max_batch_tokens"], settings["max_requests_per_batch"]
+
+
 @dataclass(frozen=True)
 class Retreat:
     """One step back after memory ran out: which variable returned to the baseline, and what is to be tried now."""

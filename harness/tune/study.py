@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harness.capacity.search import TOLERANCE, Capacity, NothingMeets
 from harness.simulate import EngineSetup
-from harness.tune.space import Variable
+from harness.tune.space import Variable, changes, memory
 from workloads.streams import stream
 
 if TYPE_CHECKING:
@@ -119,10 +120,53 @@ def ranked(study: optuna.Study, space: Sequence[Variable]) -> list[tuple[dict[st
     return sorted(found.values(), key=lambda pair: -pair[1])
 
 
-def choose(order: Sequence[tuple[dict[str, Any], float]], base: Mapping[str, Any]) -> tuple[dict[str, Any], float]:
-    """Of the settings that bisection cannot tell from the best, the one that changes the baseline least."""
-    near = [(settings, value) for settings, value in order if value * (1 + TOLERANCE) >= order[0][1]]
-    return min(near, key=lambda pair: sum(value != base[name] for name, value in pair[0].items()))
+@dataclass(frozen=True)
+class Choice:
+    """Settings that the search decided for.
+
+    Attributes:
+        value: what they reached.
+        why: in a sentence, where others reached more; else None.
+    """
+
+    settings: dict[str, Any]
+    value: float
+    why: str | None
+
+
+def choose(order: Sequence[tuple[dict[str, Any], float]], base: Mapping[str, Any]) -> Choice:
+    """The baseline if bisection cannot tell it from the best. Otherwise, of the settings that it cannot tell from the
+    best and can tell from the baseline, those that change least, then those that need least memory.
+
+    Args:
+        order: settings and values, the best first.
+    """
+    highest, most = order[0]
+    base_value = next((value for settings, value in order if settings == base), None)
+    if base_value is not None and not _differs(most, base_value):
+        chosen, value, why = dict(base), base_value, "the measured settings stay"
+    else:
+        near = [
+            (settings, value)
+            for settings, value in order
+            if not _differs(most, value) and (base_value is None or _differs(value, base_value))
+        ]
+        chosen, value = min(near, key=lambda pair: (len(changes(pair[0], base)), memory(pair[0])))
+        fewer = len(changes(chosen, base)) < len(changes(highest, base))
+        why = f"{_shown(chosen, base)} is chosen, which {'changes less' if fewer else 'needs less memory'}"
+    if chosen == highest:
+        return Choice(chosen, value, None)
+    told = f"{_shown(highest, base)} reached {most:.3g}, and a search that ends within {TOLERANCE:.0%} cannot tell"
+    return Choice(chosen, value, f"{told} {value:.3g} from it: {why}")
+
+
+def _differs(higher: float, lower: float) -> bool:
+    """Whether two capacities are further apart than what bisection leaves open."""
+    return higher > lower * (1 + TOLERANCE)
+
+
+def _shown(settings: Mapping[str, Any], base: Mapping[str, Any]) -> str:
+    return ", ".join(f"{k}={v}" for k, v in changes(settings, base).items()) or "the baseline"
 
 
 def _engine(setup: EngineSetup, settings: Mapping[str, Any]) -> str:

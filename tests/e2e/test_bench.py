@@ -165,21 +165,21 @@ def test_an_interrupted_run_keeps_the_requests_that_had_ended(start_bench, tmp_p
         assert process.poll() is None, process.stderr.read()
         time.sleep(0.1)
     time.sleep(3)  # of the requests due at 0, 2, … 10 s the first has ended, the last has not been sent
-    process.send_signal(signal.SIGINT)
+    process.send_signal(signal.SIGTERM)
     _, said = process.communicate(timeout=60)
-    assert process.returncode == 130
+    assert process.returncode == 143
     folder = only((tmp_path / "results" / "runs").iterdir())
     tables = read_result(folder, ("runs", "requests"))
     outcomes = list(tables["requests"]["outcome"])
     assert (outcomes[0], outcomes[-1]) == ("ok_length", "unfinished")
     ended = len(outcomes) - outcomes.count("unfinished")
-    assert "cb-bench: interrupted; the tables of" in said
+    assert "cb-bench: interrupted by SIGTERM; the tables of" in said
     assert f" hold {ended} of 6 requests" in said
     assert f"interrupted after {ended} of 6 requests" in said
     assert "failed" not in said
     assert "Traceback" not in said
     run = tables["runs"].iloc[0]
-    assert (run.status, run.error) == ("interrupted", f"interrupted by Ctrl-C: {6 - ended} of 6 requests unfinished")
+    assert (run.status, run.error) == ("interrupted", f"interrupted by SIGTERM: {6 - ended} of 6 requests unfinished")
     assert [s.state for s in manifest.latest(folder)] == ["interrupted"]
 
 

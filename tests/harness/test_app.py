@@ -247,12 +247,19 @@ def test_version_is_that_of_this_package(capsys, monkeypatch):
     assert capsys.readouterr().out == "cb-bench 1.2.3\n"
 
 
-@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_an_interrupt_says_what_is_left(sent, capsys, monkeypatch):
+@pytest.mark.parametrize(
+    ("sent", "name", "code"),
+    [
+        (signal.SIGINT, "Ctrl-C", 130),
+        (signal.SIGTERM, "SIGTERM", 143),
+        (signal.SIGHUP, "SIGHUP (its terminal is gone)", 129),
+    ],
+)
+def test_an_interrupt_says_which_it_was_and_what_is_left(sent, name, code, capsys, monkeypatch):
     monkeypatch.setattr(app, "_hydra_main", lambda arguments: os.kill(os.getpid(), sent))
     before = signal.getsignal(sent)
-    assert main(["engine=static"]) == 130
-    assert capsys.readouterr().err == "cb-bench: interrupted; nothing was measured\n"
+    assert main(["engine=static"]) == code
+    assert capsys.readouterr().err == f"cb-bench: interrupted by {name}; nothing was measured\n"
     assert signal.getsignal(sent) is before
 
 
@@ -269,7 +276,7 @@ def test_a_terminal_that_is_gone_is_an_interrupt_like_any_other(monkeypatch, in_
     monkeypatch.setattr(app, "_hydra_main", hang_up)
     with os.fdopen(ours, "w") as stream:
         monkeypatch.setattr("sys.stderr", stream)
-        assert main(["engine=static"]) == 130
+        assert main(["engine=static"]) == 129
         os.write(stream.fileno(), b"x")
 
 
@@ -296,7 +303,7 @@ def test_an_interrupt_while_it_is_imported_is_one_line():
     done = subprocess.run(
         [sys.executable, "-c", begin + slow], capture_output=True, text=True, check=False, cwd=PROJECT
     )  # fmt: skip
-    assert (done.returncode, done.stderr) == (130, "cb-bench: interrupted; nothing had begun\n")
+    assert (done.returncode, done.stderr) == (130, "cb-bench: interrupted by Ctrl-C; nothing had begun\n")
 
 
 def test_repeats_of_a_sweep_are_blocks_in_a_recorded_order(in_empty_folder):

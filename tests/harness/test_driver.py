@@ -10,6 +10,7 @@ import pytest
 from harness.agenda import Agenda
 from harness.clock import FakeClock, RealClock
 from harness.driver import drive
+from harness.interruption import interrupting
 from harness.record import Outcome
 from harness.recorder import Recorder
 
@@ -137,7 +138,8 @@ def test_real_clock_waits_and_can_be_cancelled():
     assert not clock.sleep_until(clock.now_ns() + 60_000_000_000, cancelled)
 
 
-def test_ctrl_c_keeps_what_was_observed(fakes):
+@pytest.mark.parametrize("came", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_keeps_what_was_observed(came, fakes):
     clock = RealClock()
     w = fakes.workload([0.0, 0.05, 1000.0])
     recorder = Recorder(w)
@@ -146,9 +148,10 @@ def test_ctrl_c_keeps_what_was_observed(fakes):
         def submit(self, request):
             super().submit(request)
             if request.request_id == "r1":
-                os.kill(os.getpid(), signal.SIGINT)
+                os.kill(os.getpid(), came)
 
-    result = drive(w, Interrupting(clock.now_ns), recorder, clock, timeout_s=20)
-    assert result.interrupted
+    with interrupting():
+        result = drive(w, Interrupting(clock.now_ns), recorder, clock, timeout_s=20)
+    assert result.interrupted is came
     assert not result.timed_out
     assert [r.outcome for r in recorder.records()] == [Outcome.OK_LENGTH, Outcome.OK_LENGTH, Outcome.UNFINISHED]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import signal
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from harness import execution as jobs
 from harness import manifest, store
 from harness.blocks import Place
 from harness.errors import RunFailed
+from harness.interruption import Interrupted
 from harness.journal import Journal, Known
 from harness.record import Outcome
 from harness.recorder import Recorder
@@ -91,6 +93,7 @@ def test_an_interrupted_job_keeps_the_tables_of_its_repeats(tmp_path, monkeypatc
         (RunFailed("still measuring after 31 s; ended", status="timeout"), "timeout", "still measuring after 31 s"),
         (RunFailed("SinkViolation: second end of 'r0'"), "failed", "second end"),
         (KeyboardInterrupt(), "interrupted", "interrupted by Ctrl-C"),
+        (Interrupted(signal.SIGTERM), "interrupted", "interrupted by SIGTERM"),
     ],
 )
 def test_a_run_that_was_killed_keeps_what_it_had_measured(job, fakes, monkeypatch, capsys, end, status, error):

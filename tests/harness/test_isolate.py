@@ -11,6 +11,7 @@ import pytest
 
 from harness import isolate
 from harness.errors import RunFailed
+from harness.interruption import by, interrupting
 from harness.isolate import Limits, run_isolated
 
 
@@ -109,11 +110,11 @@ def test_ctrl_c_ends_the_child(run, tmp_path):
         os.kill(int((tmp_path / "run.log").read_text()), 0)
 
 
-def interrupt_when(phase, seen):
+def interrupt_when(phase, seen, sent=signal.SIGINT):
     def on_message(message):
         seen.append(message)
         if message.get("phase") == phase:
-            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), sent)
 
     return on_message
 
@@ -142,3 +143,16 @@ def test_a_child_that_ignores_ctrl_c_is_ended(run, tmp_path, monkeypatch):
     assert time.monotonic() - began < 20
     with pytest.raises(ProcessLookupError):
         os.kill(int((tmp_path / "run.log").read_text()), 0)
+
+
+@pytest.mark.parametrize("came", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_run_knows_which_signal_interrupted_it_and_has_time_to_write(came, run, tmp_path):
+    program = (
+        "from harness.interruption import by, signal_of, take_relayed\n"
+        "take_relayed()\n"
+        "try:\n    send(phase='measuring'); time.sleep(60)\n"
+        "except KeyboardInterrupt as interrupt:\n    time.sleep(0.2); print(by(signal_of(interrupt)), flush=True)"
+    )
+    with pytest.raises(KeyboardInterrupt), interrupting():
+        run(program, on_message=interrupt_when("measuring", [], came))
+    assert (tmp_path / "run.log").read_text() == f"{by(came)}\n"

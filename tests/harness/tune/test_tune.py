@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import builtins
 import json
+import os
 import shutil
+import signal
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -18,8 +20,8 @@ import yaml
 from harness.report.read import read_results
 from harness.simulate import EngineSetup
 from harness.slo import Slo
+from harness.tune import command
 from harness.tune.app import main
-from harness.tune.command import passed_over_words
 from harness.tune.confirm import Measured, confirm
 from harness.tune.engine_runs import check_machine, headroom, job_config, read_measured
 from harness.tune.space import Variable, baseline, changes, retreat, variables
@@ -54,11 +56,41 @@ def test_m_fail_02_the_variable_changed_last_goes_back() -> None:
     assert retreat(second.settings, BASE, ORDER) is None
 
 
-def test_equal_settings_are_those_with_the_fewest_changes() -> None:
-    """Bisection ends within 2 %: 10.1 cannot be told from 10.2, 9.9 can."""
-    two = {**BASE, "safety_margin": 0.3, "max_batch_tokens": 512}
-    one = {**BASE, "safety_margin": 0.3}
-    assert choose([(two, 10.2), (one, 10.1), (BASE, 9.9)], BASE) == (one, 10.1)
+MARGIN, TOKENS = {**BASE, "safety_margin": 0.3}, {**BASE, "max_batch_tokens": 512}
+BOTH = {**TOKENS, "safety_margin": 0.3}
+
+
+@pytest.mark.parametrize(
+    ("order", "chosen"),
+    [
+        (
+            [(BOTH, 10.2), (MARGIN, 10.1), (BASE, 9.8)],
+            (MARGIN, 10.1),
+        ),  # not told apart, and changes less
+        ([(MARGIN, 10.1), (BOTH, 10.05), (BASE, 10.0)], (BASE, 10.0)),  # 1 % is no reason to change anything
+        ([(BOTH, 10.25), (MARGIN, 10.1), (BASE, 10.0)], (BOTH, 10.25)),  # MARGIN alone is no better than the baseline
+        ([(TOKENS, 11.0), (MARGIN, 10.9), (BASE, 10.0)], (MARGIN, 10.9)),  # one change each: 256 tokens, not 512
+        ([(BOTH, 10.2), (MARGIN, 10.1)], (MARGIN, 10.1)),
+        ([(MARGIN, 10.2), (BASE, 0.0)], (MARGIN, 10.2)),
+    ],
+)
+def test_what_bisection_cannot_tell_apart_is_decided_by_what_it_costs(order: Any, chosen: Any) -> None:
+    """It ends within 2 %: first the baseline, then fewer changes, then less memory."""
+    found = choose(order, BASE)
+    assert (found.settings, found.value) == chosen
+    assert (found.why is None) == (chosen == order[0])
+
+
+def test_what_is_passed_over_is_said() -> None:
+    assert choose([(BOTH, 10.2), (MARGIN, 10.1)], BASE).why == (
+        "max_batch_tokens=512, safety_margin=0.3 reached 10.2, and a search that ends within 2% cannot tell 10.1 from "
+        "it: safety_margin=0.3 is chosen, which changes less"
+    )
+    assert choose([(MARGIN, 10.1), (BASE, 10.0)], BASE).why == (
+        "safety_margin=0.3 reached 10.1, and a search that ends within 2% cannot tell 10 from it: the measured "
+        "settings stay"
+    )
+    assert str(choose([(TOKENS, 11.0), (MARGIN, 10.9)], BASE).why).endswith("is chosen, which needs less memory")
 
 
 def engine(values: Mapping[str, Any], noise: float = 0.0, shortage: Any = None) -> Any:
@@ -95,6 +127,22 @@ def test_a_gain_inside_the_noise_is_not() -> None:
     assert found.verdict == "indistinguishable"
     assert found.settings == BASE
     assert "noise floor" in found.reason
+
+
+def test_a_gain_below_what_the_search_can_tell_is_not_taken_however_quiet_the_engine() -> None:
+    found = confirm(WIDE, BASE, ORDER, engine({"base": 1.0, "changed": 1.01}, noise=0.0001), repeats=4)
+    assert (found.verdict, found.settings, len(found.ratios)) == ("indistinguishable", BASE, 3)
+    assert "noise floor 0.0%; less than 2% is no reason to change anything" in found.reason
+
+
+@pytest.mark.parametrize(("sent", "name"), [(signal.SIGINT, "Ctrl-C"), (signal.SIGTERM, "SIGTERM")])
+def test_an_interrupt_says_that_the_study_is_kept(
+    sent: signal.Signals, name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(command, "parse", lambda arguments, settings: os.kill(os.getpid(), sent))
+    assert main(["results"]) == 128 + sent
+    said = f"cb-tune: interrupted by {name}; finished trials are kept, the same command goes on with them\n"
+    assert capsys.readouterr().err == said
 
 
 def test_a_loss_is_told() -> None:
@@ -250,15 +298,6 @@ def test_no_engine_is_tried_twice(by_hand: SimpleNamespace) -> None:
     again = len(simulated)
     search_settings(study, space, base, setup, capacity_of, 4, lambda n, s, v: tried.append(dict(s)))  # type: ignore[arg-type]
     assert len(simulated) == again
-
-
-def test_what_is_passed_over_is_said() -> None:
-    two, one = {**BASE, "safety_margin": 0.3, "max_batch_tokens": 512}, {**BASE, "safety_margin": 0.3}
-    said = passed_over_words([(two, 10.2), (one, 10.1)], one, 10.1, BASE)
-    assert said is not None
-    assert "max_batch_tokens=512, safety_margin=0.3 reached 10.2" in said
-    assert "within 2%" in said
-    assert passed_over_words([(one, 10.1), (BASE, 9.0)], one, 10.1, BASE) is None
 
 
 def test_without_optuna_it_says_what_to_install(
