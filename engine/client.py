@@ -61,8 +61,8 @@ class EngineClient(ABC):
             streaming: deliver an output after every token.
             record_timestamps: note when each token reached the host.
             eos_token_id: id or ids that end it; None = the GenerationConfig's, -1 = none.
-            num_return_sequences: generate so many sequences of the prompt (16,384 at the most), each a request of its own
-                with its own outputs: this one and its children ``<id>__child#0`` …; None = the GenerationConfig's.
+            num_return_sequences: generate so many sequences of the prompt (at most 16,384), each a request of its
+                own with its own outputs: this one and its children ``<id>__child#0`` …; None = the GenerationConfig's.
             queue_timeout: seconds to wait for room while ``max_queue_size`` requests wait; None = as long as it takes.
             sampling: fields of `engine.sampling.SamplingParams` for this request. What changes logits (temperature,
                 filters, penalties, bias) needs ``per_request_processors``; seed, stop_sequences, top_logprobs and

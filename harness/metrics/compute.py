@@ -17,6 +17,7 @@ from harness.metrics.inter_token import Gaps, pool_gaps
 from harness.metrics.metric import RunView
 from harness.metrics.observations import FloatArray, Observations, observe
 from harness.metrics.phases import phase_rows
+from harness.metrics.planned_arrivals import planned_arrivals
 from harness.metrics.registry import REQUEST_METRICS, RUN_METRICS
 from harness.metrics.steady import steady_window
 from harness.record import RunRecord
@@ -95,7 +96,8 @@ def _view(record: RunRecord) -> RunView:
     observations = observe(record)
     gaps = pool_gaps(observations)
     latencies = {name: metric.compute(observations, gaps) for name, metric in REQUEST_METRICS.items()}
-    return RunView(record, observations, gaps, latencies, steady_window(observations))
+    window = steady_window(observations, planned_arrivals(record, observations))
+    return RunView(record, observations, gaps, latencies, window)
 
 
 def _runs(record: RunRecord, run_id: str, view: RunView) -> pd.DataFrame:

@@ -13,7 +13,8 @@ late in a run would otherwise pull the cut to itself. The window begins where th
 before 95 % of the requests that came first can be over (until then the load can only grow, however constant the TTFT),
 and ends with the last one sent: after it the run only drains. Inside it as many must end as are sent, up to noise, and
 the rate of arrivals must neither have a trend nor swing: one that rises and falls again has the same mean moment and
-as many requests at the end as at the start, and only the counts in stretches show it.
+as many requests at the end as at the start, and only the counts in stretches show it. A run too short to show it is
+judged by its plan (:mod:`harness.metrics.planned_arrivals`), where its process says what rate it has when.
 A run whose load never stands still gets a label instead of a window, and no number of it is an average over one.
 
 Sources: White, "An effective truncation heuristic for bias reduction in simulation output", Simulation 69 (1997), for
@@ -33,6 +34,7 @@ from itertools import pairwise
 import numpy as np
 
 from harness.metrics.observations import FloatArray, Observations
+from harness.metrics.planned_arrivals import Expected
 
 BATCH = 5
 """Requests averaged before MSER looks at them (MSER-5)."""
@@ -191,22 +193,41 @@ def rate_swing(
     counts in their short pieces, whose variance (at least a Poisson process's) holds bursts and waves that are short
     beside a stretch; and the lowest rate lies below the highest by more than the share ``least``.
     """
-    pieces = np.histogram(o.t_submit, STRETCHES * STRETCHES, (start_ns, end_ns))[0].reshape(STRETCHES, STRETCHES)
+    pieces = np.histogram(o.t_submit, STRETCHES * STRETCHES, (start_ns, end_ns))[0].astype(np.float64)
+    return _swing(pieces, end_ns - start_ns, deviations, least, least_variance=float(pieces.mean()), said="were sent")
+
+
+def planned_swing(expected: Expected, start_ns: float, end_ns: float) -> str | None:
+    """The same of the arrivals that were planned, which have no noise: what is known to change needs no proof.
+
+    Args:
+        expected: mean number of requests due in the first so many seconds.
+    """
+    edges = np.linspace(start_ns, end_ns, STRETCHES * STRETCHES + 1) / 1e9
+    pieces = np.diff([expected(float(t)) for t in edges])
+    # A rate without any change inside a stretch has no variance there to compare with.
+    least_variance = 1e-12 * float(pieces.mean()) ** 2
+    return _swing(pieces, end_ns - start_ns, DEVIATIONS, LEAST_CHANGE, least_variance, said="were planned")
+
+
+def _swing(
+    pieces: FloatArray, length_ns: float, deviations: float, least: float, least_variance: float, said: str
+) -> str | None:
+    """How the stretches of a window differ by their pieces' counts, in words; None if they do not."""
+    pieces = pieces.reshape(STRETCHES, STRETCHES)
     counts = pieces.sum(axis=1)
     lowest, highest = int(counts.argmin()), int(counts.argmax())
     if counts[highest] - counts[lowest] <= least * counts[highest]:
         return None
-    within = max(float(pieces.var(axis=1, ddof=1).mean()), float(pieces.mean()))
+    within = max(float(pieces.var(axis=1, ddof=1).mean()), least_variance)
     ratio = float(counts.var(ddof=1)) / STRETCHES / within
     # Paulson: the cube root of the ratio, with 7 and 56 degrees of freedom, as a standard normal deviation.
     between, inside = 2 / (9 * (STRETCHES - 1)), 2 / (9 * STRETCHES * (STRETCHES - 1))
     beyond = ((1 - inside) * np.cbrt(ratio) - (1 - between)) / np.sqrt(between + inside * np.cbrt(ratio) ** 2)
     if beyond <= deviations:
         return None
-    low, high = counts[[lowest, highest]] / ((end_ns - start_ns) / 1e9 / STRETCHES)
-    return (
-        f"{low:.3g} requests/s were sent in part {lowest + 1} of its {STRETCHES} and {high:.3g}/s in part {highest + 1}"
-    )
+    low, high = counts[[lowest, highest]] / (length_ns / 1e9 / STRETCHES)
+    return f"{low:.3g} requests/s {said} in part {lowest + 1} of its {STRETCHES} and {high:.3g}/s in part {highest + 1}"
 
 
 def mser(series: FloatArray) -> int | None:
@@ -280,11 +301,15 @@ def change_point(series: FloatArray) -> int | None:
     return at if np.abs(sums).max() / (deviation * np.sqrt(n)) > CUSUM_LIMIT else None
 
 
-def steady_window(o: Observations) -> Window:
+def steady_window(o: Observations, planned: Expected | None = None) -> Window:
     """The steady part of a run, or why it has none.
 
     Only requests that were sent count; those that got no first token take part in the load and not in MSER's series.
     If the load changes once, the longer side is taken when it holds at least half of the time and stands still.
+
+    Args:
+        planned: arrivals that the run's process expects in its first so many seconds; None = a constant rate, or what
+            the process does is not known.
     """
     sent = np.sort(o.t_submit[~np.isnan(o.t_submit)])
     if not o.started or len(sent) < 2:
@@ -319,11 +344,16 @@ def steady_window(o: Observations) -> Window:
     window = Window(SteadyState.STEADY, start, end) if at is None else _longer_side(o, start, end, at)
     if window is None or window.start_ns is None or window.end_ns is None:
         return Window(state, reason="the number of requests in flight changes")
-    # Of a run whose arrivals climb or swing as a whole a part looks even by chance: it must not show the least of it.
-    moves = any(test(o, float(sent[0]), end) for test in (rate_trend, rate_swing))
+    # Of a run whose arrivals climb or swing as a whole a part looks even by chance: it must not show the least of it,
+    # unless the plan says of the part itself what it does.
+    moves = planned is None and any(test(o, float(sent[0]), end) for test in (rate_trend, rate_swing))
     limits = (DEVIATIONS_OF_A_PART, 0.0) if moves else (DEVIATIONS, LEAST_CHANGE)
-    trend = rate_trend(o, window.start_ns, window.end_ns, *limits)
-    if moved := trend or rate_swing(o, window.start_ns, window.end_ns, *limits):
+    bounds = (window.start_ns, window.end_ns)
+    if moved := (
+        (None if planned is None else planned_swing(planned, *bounds))
+        or rate_trend(o, *bounds, *limits)
+        or rate_swing(o, *bounds, *limits)
+    ):
         state = _unsteady(o, float(sent[0]), end, waits[answered], more_sent=True)
         return Window(state, reason=f"the rate of arrivals changes within the window: {moved}")
     change = growth(o, window.start_ns, window.end_ns)

@@ -10,6 +10,7 @@ import pytest
 
 from harness.metrics import compute_tables
 from harness.metrics.observations import observe
+from harness.metrics.planned_arrivals import planned_arrivals
 from harness.metrics.steady import (
     BINS,
     SteadyState,
@@ -18,12 +19,14 @@ from harness.metrics.steady import (
     growth,
     in_flight,
     mser,
+    planned_swing,
     rate_swing,
     rate_trend,
     steady_window,
 )
 from harness.record import Outcome, RequestRecord, RunRecord, TokenChunk
 from workloads.arrivals import Diurnal, Gamma, OnOff, Ramp
+from workloads.config import make_arrival
 
 S = 1_000_000_000
 
@@ -208,6 +211,72 @@ def test_a_rate_that_rises_and_falls_again_is_not_called_steady(process, n) -> N
         assert window.seconds is None or window.seconds < 0.6 * sent[-1]
     assert swings == 20
     assert found[SteadyState.STEADY] <= 3, found
+
+
+SHIPPED = {"kind": "diurnal", "rate": 2.0, "amplitude": 0.8, "period_s": 60.0, "peak_s": 30.0}
+
+
+def planned_run(arrival: dict[str, object], n: int, seed: int, life_s: float = 1.0) -> RunRecord:
+    """Answered at once, as a workload of that arrival process records itself."""
+    rng, process = np.random.default_rng(seed), make_arrival(arrival)
+    sent = np.array(process.due_times(n, random.Random(seed), None))
+    run = record(sent, sent + 0.05, sent + life_s * rng.uniform(0.8, 1.2, n))
+    run.environment["workload.spec"] = {"arrival": arrival}
+    return run
+
+
+@pytest.mark.parametrize("n", [60, 120])
+def test_a_day_too_short_to_show_its_swing_is_judged_by_its_plan(n: int) -> None:
+    """Of 120 requests one run in six looks steady by what it shows."""
+    runs = [planned_run(SHIPPED, n, seed) for seed in range(30)]
+    assert any(steady_window(observe(r)).state == "steady" for r in runs)
+    found = [compute_tables(r)["runs"].iloc[0] for r in runs]
+    assert not any(row.steady_state == "steady" for row in found)
+    assert sum("were planned in part" in row.steady_reason for row in found) >= 3
+
+
+@pytest.mark.parametrize(
+    "arrival, n",
+    [
+        ({"kind": "constant", "rate": 2.0}, 120),
+        ({"kind": "poisson", "rate": 2.0}, 120),
+        (SHIPPED | {"amplitude": 0.05}, 120),
+        (SHIPPED | {"period_s": 3.0}, 240),  # many days a stretch: bursts
+        ({"kind": "on_off", "on_rate": 40.0, "on_s": 2.0, "off_s": 2.0, "off_rate": 0.0}, 600),
+    ],
+    ids=["constant", "poisson", "small swing", "many days", "on/off"],
+)
+def test_a_plan_that_stands_still_has_a_window(arrival, n) -> None:
+    found = Counter(compute_tables(planned_run(arrival, n, seed))["runs"].iloc[0].steady_state for seed in range(12))
+    assert found["steady"] >= 11, found
+
+
+def test_the_plan_of_a_part_decides_about_it() -> None:
+    """A ramp of 20 s, then 10/s: the flat part is judged as what it is, not as a part of a run that moves."""
+    ramp = {"kind": "ramp", "start_rate": 2.0, "end_rate": 10.0, "ramp_s": 20.0}
+    plan = Ramp(2.0, 10.0, 20.0).expected
+    assert planned_swing(plan, 20 * S, 60 * S) is None
+    assert planned_swing(plan, 0, 60 * S) == (
+        "3.5 requests/s were planned in part 1 of its 8 and 10/s in part 4"  # of 7.5 s; the mean of 2 and 5
+    )
+    states = [(steady_window(observe(r)).state, compute_tables(r)["runs"].iloc[0].steady_state) for r in ramped(ramp)]
+    assert sum(b == "steady" for _, b in states) > sum(a == "steady" for a, _ in states)
+
+
+def ramped(arrival: dict[str, object]) -> list[RunRecord]:
+    return [planned_run(arrival, 600, seed, life_s=0.2) for seed in range(20)]
+
+
+def test_a_plan_that_the_requests_did_not_follow_is_none() -> None:
+    run = planned_run(SHIPPED, 120, 0)
+    assert planned_arrivals(run, observe(run)) is not None
+    run.environment["workload.spec"] = {"arrival": SHIPPED | {"rate": 4.0}}  # replayed at half its rate
+    assert planned_arrivals(run, observe(run)) is None
+    for spec in (None, {}, {"arrival": None}, {"arrival": {"kind": "poisson", "rate": 2.0}}, {"arrival": {}}):
+        run.environment["workload.spec"] = spec
+        assert planned_arrivals(run, observe(run)) is None
+    unsent = RunRecord({"run_id": "r", "engine": "ours"}, environment={"workload.spec": {"arrival": SHIPPED}})
+    assert planned_arrivals(unsent, observe(unsent)) is None
 
 
 def test_a_swing_by_hand() -> None:
