@@ -250,7 +250,8 @@ def _list(plan: Plan, finished: int) -> None:
     """Say what would run, how long it may take and where it would be written."""
     if plan.multirun and not plan.jobs and not plan.resumed:
         raise ValueError("dry_run=true cannot list a sweep whose sweeper decides as it goes")
-    runs = [PlannedRun(job.name, job.config) for job in plan.jobs]
+    together = companions.processes(plan.jobs)
+    runs = [PlannedRun(job.name, job.config, joins=k > 0) for jobs in together for k, job in enumerate(jobs)]
     if not plan.multirun:
         runs = [PlannedRun(plan.directory.name, plan.configs[0])] * plan.configs[0]["measure"]["repeats"]
     for line in listing(runs, history(Path(plan.configs[0]["results_dir"])), finished):

@@ -23,10 +23,18 @@ _VOCABULARY = 32_000  # lengths and times of a workload do not depend on it, but
 
 @dataclass(frozen=True, slots=True)
 class PlannedRun:
-    """One line of the listing: what the run is called and its resolved config."""
+    """One line of the listing: a repeat of a config, with as many measured runs as its ``measure.runs_per_process``.
+
+    Attributes:
+        name: what it is called.
+        config: resolved.
+        joins: whether it is measured in the process of the line before (``measure.share_process``), which has loaded,
+            started and warmed up.
+    """
 
     name: str
     config: Mapping[str, Any]
+    joins: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +53,18 @@ class Estimate:
 
 
 @dataclass(frozen=True, slots=True)
+class Lasted:
+    """How long a repeat took: from its start to its end, and its measured parts alone (None = not recorded), s."""
+
+    seconds: float
+    measured_s: float | None
+
+    def again(self, joins: bool) -> float:
+        """The same in a process that has started already, or in one of its own."""
+        return self.measured_s if joins and self.measured_s is not None else self.seconds
+
+
+@dataclass(frozen=True, slots=True)
 class Pace:
     """What runs of an engine on a model took: ``outside_s`` beside the measured part (start, warm-up, calibration), and
     generated tokens a second inside it."""
@@ -58,14 +78,14 @@ class History:
     """What runs that ended well took.
 
     Attributes:
-        same: durations in s, process start to end, by config hash.
-        alike: the same by engine, model and :func:`_built_by`.
+        same: durations of a repeat in s, process start to end, by config hash.
+        alike: the same by engine, model, :func:`_built_by` and measured runs of a process.
         paces: by engine and model, one a config.
         where: the folder below which they were found.
     """
 
     same: Mapping[str, Sequence[float]]
-    alike: Mapping[tuple[str, ...], Sequence[float]]
+    alike: Mapping[tuple[str, ...], Sequence[Lasted]]
     paces: Mapping[tuple[str, ...], Sequence[Pace]]
     where: Path
 
@@ -77,30 +97,37 @@ def history(results: Path) -> History:
     depths = ("*/*", "*/*/*", "*/*/*/*")  # runs/RUN, sweeps/NAME/SWEEP, and what is committed, by machine
     folders = [p.parent for depth in depths for p in results.glob(f"{depth}/{manifest.FILE}")]
     for folder in sorted(folders, key=lambda f: f.name)[-_FOLDERS:]:
+        found = _measured(folder)
+        alone = len(manifest.latest(folder)) == 1  # a job that is no part of a sweep has all its repeats
         for state, seconds in manifest.durations(folder):
-            same.setdefault(state.config_hash, []).append(seconds)
-        known |= _measured(folder)
-    alike: dict[tuple[str, ...], list[float]] = {}
+            repeats = found[state.config_hash].processes if alone and state.config_hash in found else 1
+            same.setdefault(state.config_hash, []).append(seconds / repeats)
+        known |= found
+    alike: dict[tuple[str, ...], list[Lasted]] = {}
     paces: dict[tuple[str, ...], list[Pace]] = {}
     for digest, durations in same.items():
         if digest not in known:
             continue
         run = known[digest]
+        measured_s = None if run.wall_s is None else run.iterations * run.wall_s
         if run.built_by is not None:
-            alike.setdefault((*run.kind, run.built_by), []).extend(durations)
-        if run.wall_s is not None and run.gen_tok_s:
-            outside_s = max(0.0, statistics.median(durations) - run.wall_s)
+            key = (*run.kind, run.built_by, str(run.iterations))
+            alike.setdefault(key, []).extend(Lasted(seconds, measured_s) for seconds in durations)
+        if measured_s is not None and run.gen_tok_s:
+            outside_s = max(0.0, statistics.median(durations) - measured_s)
             paces.setdefault(run.kind, []).append(Pace(outside_s, run.gen_tok_s))
     return History(same, alike, paces, results)
 
 
 @dataclass(frozen=True, slots=True)
 class _Measured:
-    """Runs of one config: engine and model, what built their requests (None = not recorded), and medians of what the
-    tables have of them."""
+    """Runs of one config: engine and model, what built their requests (None = not recorded), their processes, the runs
+    of each, and medians of what the tables have of them."""
 
     kind: tuple[str, ...]
     built_by: str | None
+    processes: int
+    iterations: int
     wall_s: float | None
     gen_tok_s: float | None
 
@@ -123,6 +150,8 @@ def _measured(folder: Path) -> dict[str, _Measured]:
         found[str(digest).strip('"')] = _Measured(
             tuple(str(runs[name].iloc[0]) for name in _LIKE),
             _built_by(spec) if isinstance(spec, Mapping) and {"workload", "arrival"} <= spec.keys() else None,
+            max(1, runs["process"].nunique()),
+            max(1, runs["iteration"].nunique()),
             float(wall_s.median()) if len(wall_s) else None,
             float(gen_tok_s.median()) if len(gen_tok_s) else None,
         )
@@ -143,37 +172,43 @@ def _stated(settings: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def estimate(config: Mapping[str, Any], known: History, workload: Workload | None = None) -> Estimate:
-    """Median of earlier runs of the same config, else of the same engine and model with the same settings of workload
-    and arrivals; else the workload's tokens at the best rate of the same engine and model on another workload; else
-    the arrivals. Never less than the last arrival.
+def estimate(
+    config: Mapping[str, Any], known: History, workload: Workload | None = None, joins: bool = False
+) -> Estimate:
+    """How long a repeat may take, with all measured runs of its process: median of earlier ones of the same config,
+    else of the same engine and model with the same settings of workload and arrivals; else the workload's tokens at
+    the best rate of the same engine and model on another workload; else the arrivals. Never less than the arrivals.
 
     Args:
         workload: of the run, as :func:`planned_workload` builds it; None = unknown.
+        joins: see :class:`PlannedRun`.
     """
     kind = tuple(str(config[group]["name"]) for group in _LIKE)
+    iterations = int(config["measure"]["runs_per_process"])
     last_due_s = max((r.due_s for r in workload.requests), default=0.0) if workload else 0.0
+    arrivals_s = iterations * last_due_s
+    alike = known.alike.get((*kind, _built_by(config), str(iterations)), ())
     for durations, what in (
         (known.same.get(config_hash(config)), "same config"),
-        (known.alike.get((*kind, _built_by(config))), "same engine, model, workload and arrivals"),
+        ([one.again(joins) for one in alike], "same engine, model, workload and arrivals"),
     ):
         if durations:
             n = len(durations)
             basis = f"{what}: median of {n} earlier run{'s' if n > 1 else ''} below {known.where}"
-            return Estimate(max(statistics.median(durations), last_due_s), basis)
+            return Estimate(max(statistics.median(durations), arrivals_s), basis)
     if workload is None:
         return Estimate(None, "never measured here")
     if paces := known.paces.get(kind):
         # A run under arrivals slower than the engine says less of what it can do: the fastest says most.
         pace = max(paces, key=lambda p: p.gen_tok_s)
-        tokens = sum(r.max_new_tokens for r in workload.requests)
-        seconds = pace.outside_s + max(last_due_s, tokens / pace.gen_tok_s)
+        tokens = iterations * sum(r.max_new_tokens for r in workload.requests)
+        seconds = (0.0 if joins else pace.outside_s) + max(arrivals_s, tokens / pace.gen_tok_s)
         return Estimate(
             seconds, f"roughly: {tokens:,} tokens, same engine and model on another workload below {known.where}"
         )
     if not last_due_s:  # all at once: nothing follows from that
         return Estimate(None, "never measured here")
-    return Estimate(last_due_s, "arrivals alone, never measured here", is_floor=True)
+    return Estimate(arrivals_s, "arrivals alone, never measured here", is_floor=True)
 
 
 def planned_workload(config: Mapping[str, Any]) -> Workload | None:
@@ -204,12 +239,14 @@ def listing(runs: Sequence[PlannedRun], known: History, finished: int = 0) -> li
         groups = json.dumps([run.config[g] for g in ("workload", "arrival", "measure")], sort_keys=True, default=str)
         if groups not in workloads:
             workloads[groups] = planned_workload(run.config)
-        estimates.append(estimate(run.config, known, workloads[groups]))
+        estimates.append(estimate(run.config, known, workloads[groups], run.joins))
     width = max((len(run.name) for run in runs), default=0)
     lines = [f"{run.name:<{width}}  {_length(e):>10}  {e.basis}" for run, e in zip(runs, estimates, strict=True)]
     arms = len({config_hash(run.config) for run in runs})
     done = f" ({finished} more are measured already)" if finished else ""
-    n = f"{len(runs)} run{'' if len(runs) == 1 else 's'} of {arms} config{'' if arms == 1 else 's'}{done}"
+    measured = sum(run.config["measure"]["runs_per_process"] for run in runs)
+    times = f", measured {measured} times in all" if measured > len(runs) else ""
+    n = f"{len(runs)} run{'' if len(runs) == 1 else 's'} of {arms} config{'' if arms == 1 else 's'}{times}{done}"
     return [*lines, f"{n}: {_in_all(estimates)}"]
 
 

@@ -8,7 +8,7 @@ import json
 import os
 import platform
 import subprocess
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,8 @@ _PACKAGES = (
     "tokenizers", "safetensors", "nvidia-cublas-cu12", "nvidia-cudnn-cu12", "nvidia-nccl-cu12", "nvidia-ml-py",
 )  # fmt: skip
 _PROJECT = Path(__file__).resolve().parent.parent
+_RUNS = ("engine", "harness", "workloads", "sweeps")
+_RUN_AS = (".py", ".yaml", ".json")
 
 
 def collect() -> dict[str, Any]:
@@ -40,8 +42,19 @@ def software() -> dict[str, Any]:
 
 
 def own_revision() -> dict[str, Any]:
-    """:func:`source_revision` of this project."""
-    return source_revision(_PROJECT)
+    """:func:`source_revision` of this project, and the hash of its code."""
+    return source_revision(_PROJECT) | {CODE_KEY: code_hash(_PROJECT)}
+
+
+def code_hash(directory: Path) -> str | None:
+    """SHA-256 over what runs of a project: its code and configs, tracked or not, without documents, results and tests.
+    None if there is none."""
+    files = sorted(
+        path for part in _RUNS for path in (directory / part).rglob("*") if path.suffix in _RUN_AS and path.is_file()
+    )
+    if not files:
+        return None
+    return digest({str(p.relative_to(directory)): hashlib.sha256(p.read_bytes()).hexdigest() for p in files})
 
 
 def source_revision(directory: Path) -> dict[str, Any]:
@@ -55,14 +68,35 @@ def source_revision(directory: Path) -> dict[str, Any]:
     }
 
 
-REVISION_KEYS = ("git.sha", "git.dirty", "git.diff_sha256")
+CODE_KEY = "code.sha256"
+REVISION_KEYS = ("git.sha", "git.dirty", "git.diff_sha256", CODE_KEY)
 
 
-def revision_name(facts: Mapping[str, Any]) -> str | None:
-    """The source that :func:`source_revision` found, for people: equal for equal source; None if it is not known."""
-    sha, _, diff = (facts.get(key) for key in REVISION_KEYS)
+def code_names(revisions: Sequence[Mapping[str, Any]]) -> list[str | None]:
+    """Names for people of what :func:`own_revision` found, each time: that of the first for all of equal code, though
+    their documents may differ; None where it is not known."""
+    names: list[str | None] = []
+    told: list[tuple[Mapping[str, Any], str]] = []
+    for facts in revisions:
+        name = next((known for other, known in told if _same_code(facts, other)), None)
+        if name is None and (name := _revision_name(facts)) is not None:
+            if any(name == known for _, known in told):  # what git does not track, or calls equal
+                name = f"{name} (code {str(facts.get(CODE_KEY))[:8]})"
+            told.append((facts, name))
+        names.append(name)
+    return names
+
+
+def _same_code(a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:
+    """By the hash of the code; of a run that did not record it by its revision."""
+    codes = (a.get(CODE_KEY), b.get(CODE_KEY))
+    return codes[0] == codes[1] if all(codes) else _revision_name(a) == _revision_name(b)
+
+
+def _revision_name(facts: Mapping[str, Any]) -> str | None:
+    sha, diff, code = (facts.get(key) for key in ("git.sha", "git.diff_sha256", CODE_KEY))
     if not sha:
-        return None
+        return f"code {str(code)[:8]}" if code else None
     return f"{str(sha)[:10]} with local changes {str(diff)[:8]}" if diff else str(sha)[:10]
 
 
@@ -134,8 +168,8 @@ def digest(facts: Mapping[str, Any]) -> str:
 
 def setup_hash(facts: Mapping[str, Any]) -> str:
     """:func:`digest` of what must be equal for two runs to have been measured under the same conditions: software,
-    source and hardware, without what passes (load, free memory, the command, other processes)."""
-    stable = ("package.", "python", "git.", "os", "cpu.", "memory.total", "env", "torch.", "gpu.", "device", "model.")
+    code and hardware, without what passes (load, free memory, the command, other processes)."""
+    stable = ("package.", "python", "code.", "os", "cpu.", "memory.total", "env", "torch.", "gpu.", "device", "model.")
     passing = ("gpu.other_processes", "gpu.uuid")
     return digest({k: v for k, v in facts.items() if k.startswith(stable) and not k.startswith(passing)})
 

@@ -11,7 +11,7 @@ from typing import Any
 from harness import manifest, store
 from harness.config import config_hash
 from harness.expand import PlannedJob
-from harness.provenance import REVISION_KEYS, revision_name
+from harness.provenance import REVISION_KEYS, code_names
 
 
 def unfinished_sweep(directory: Path, named: bool) -> Path:
@@ -71,7 +71,7 @@ def notices(directory: Path, jobs: Sequence[PlannedJob], source: Mapping[str, An
 
     Args:
         jobs: all of the plan, measured ones too.
-        source: the source that would measure what is left (``provenance.source_revision``).
+        source: the source that would measure what is left (``provenance.own_revision``).
     """
     lines = []
     begun, planned = manifest.begun_with(directory), {config_hash(job.config) for job in jobs}
@@ -82,8 +82,8 @@ def notices(directory: Path, jobs: Sequence[PlannedJob], source: Mapping[str, An
             f"configs more, {len(begun - planned)} left out): what both hold is named by this plan's variable "
             f"({variable or 'none'}), and ratios stay those to the arm that the first plan compares with"
         )
-    current, measured = revision_name(source), _measured_by(directory)
-    if current is not None and (other := sorted(measured - {current})):
+    current, *measured = code_names([source, *_measured_by(directory)])
+    if current is not None and (other := sorted({name for name in measured if name not in (None, current)})):
         lines.append(
             f"resume=true: runs in {directory.name} were measured with different code ({', '.join(other)}; now "
             f"{current}): a difference between their arms and those to come may be that. Start a new sweep to compare"
@@ -91,16 +91,14 @@ def notices(directory: Path, jobs: Sequence[PlannedJob], source: Mapping[str, An
     return lines
 
 
-def _measured_by(directory: Path) -> set[str]:
-    """Names of the source revisions of all measured runs."""
-    names: set[str] = set()
+def _measured_by(directory: Path) -> list[dict[str, Any]]:
+    """The source revisions of all measured runs."""
+    found: list[dict[str, Any]] = []
     for state in manifest.latest(directory):
         if state.state != "ok" or not store.is_result(directory / state.job):
             continue
         environment = store.read_result(directory / state.job, ("environment",))["environment"]
         rows = environment[environment["key"].isin(REVISION_KEYS)].dropna(subset="value")
         for _, own in rows.groupby("run_id"):
-            facts = {key: json.loads(value) for key, value in zip(own["key"], own["value"], strict=True)}
-            if name := revision_name(facts):
-                names.add(name)
-    return names
+            found.append({key: json.loads(value) for key, value in zip(own["key"], own["value"], strict=True)})
+    return found

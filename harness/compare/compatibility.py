@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from harness.compare.workloads import different_workloads
+from harness.provenance import CODE_KEY
 from harness.report.read import Results, decoded
 
 _HARDWARE = ("gpu.name", "gpu.memory_bytes", "gpu.count", "gpu.power_limit_w", "cpu.model", "cpu.threads_usable")
@@ -22,7 +23,7 @@ _VERSIONS = (
     "torch.matmul_precision",
     "gpu.driver",
 )
-_NOTED = ("git.sha", "git.dirty", "os")
+_SOURCE = ("git.sha", "git.dirty")
 _RUNS = {"workload_hash": "workload", "seed": "seed", "model": "model", "device": "hardware"}
 
 
@@ -56,10 +57,19 @@ def mismatches(a: Results, b: Results) -> list[Mismatch]:
     for name, kind in _RUNS.items():
         differing = _differing(kind, name, _column(a, name), _column(b, name), matters=True)
         found += [replace(m, because=different_workloads(a, b)) for m in differing] if kind == "workload" else differing
-    for kind, names in (("hardware", _HARDWARE), ("model", _MODEL), ("versions", _VERSIONS), ("source", _NOTED)):
+    noted = (*_source(a, b), "os")
+    for kind, names in (("hardware", _HARDWARE), ("model", _MODEL), ("versions", _VERSIONS), ("source", noted)):
         for name in names:
             found += _differing(kind, name, _facts(a, name), _facts(b, name), matters=kind != "source")
     return sorted(found, key=lambda m: not m.matters)
+
+
+def _source(a: Results, b: Results) -> tuple[str, ...]:
+    """Facts that tell whether the code was the same: another commit of the same code says nothing."""
+    codes = (_facts(a, CODE_KEY), _facts(b, CODE_KEY))
+    if not all(codes):
+        return _SOURCE
+    return () if codes[0] == codes[1] else (*_SOURCE, CODE_KEY)
 
 
 def _differing(kind: str, name: str, a: set[str], b: set[str], matters: bool) -> list[Mismatch]:

@@ -22,7 +22,7 @@ def planned_arrivals(record: RunRecord, o: Observations) -> Expected | None:
     of any other, and of requests that did not come by it: turns of sessions, or a workload replayed at another rate."""
     spec = record.environment.get("workload.spec")
     arrival = spec.get("arrival") if isinstance(spec, Mapping) else None
-    if not isinstance(arrival, Mapping) or not issubclass(ARRIVALS.get(arrival.get("kind"), object), RateProfile):
+    if not isinstance(arrival, Mapping) or not issubclass(ARRIVALS.get(str(arrival.get("kind")), object), RateProfile):
         return None
     process = make_arrival(arrival)
     assert isinstance(process, RateProfile)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import pandas as pd
 
 from harness import manifest
-from harness.provenance import REVISION_KEYS, revision_name
+from harness.provenance import REVISION_KEYS, code_names
 from harness.report.arms import Arm, by_facet
 from harness.report.bursts import split_bursts
 from harness.report.quantity import number
@@ -167,8 +167,9 @@ def _mixed_code(results: Results, arms: Sequence[Arm]) -> list[str]:
     for run_id, key, value in zip(rows["run_id"], rows["key"], rows["value"], strict=True):
         facts.setdefault(run_id, {})[key] = decoded(value)
     arms_of: dict[str, list[Arm]] = {}
+    name_of = dict(zip(facts, code_names(list(facts.values())), strict=True))
     for arm in arms:
-        codes = {revision_name(facts.get(run_id, {})) for run_id in arm.measured["run_id"]} - {None}
+        codes = {name_of.get(run_id) for run_id in arm.measured["run_id"]} - {None}
         for code in sorted(str(c) for c in codes):
             arms_of.setdefault(code, []).append(arm)
     if len(arms_of) < 2:

@@ -110,8 +110,9 @@ RUNS = Table(
             "string",
             "",
             "steady; or why there is no window: saturated (the queue grows), non_stationary (the load or the rate of "
-            "arrivals changes: a trend, or a rise and fall), burst (all sent within a tenth of the run), too_short "
-            "(under 50 requests, sent within two lives of a request, or the number in flight still grows or falls)",
+            "arrivals changes, as measured or as planned: a trend, or a rise and fall), burst (all sent within a tenth "
+            "of the run), too_short (under 50 requests, sent within two lives of a request, or the number in flight "
+            "still grows or falls)",
         ),
         Column("steady_reason", "string", "", "why there is no steady window, in words", "it has one"),
         Column(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from harness import manifest, provenance, store
+from harness import app, manifest, provenance, store
 from harness.app import main
 from harness.config import config_hash
 from harness.estimate import History, Pace, PlannedRun, estimate, history, listing, planned_workload
@@ -201,6 +201,69 @@ def test_another_workload_is_estimated_by_its_tokens_and_never_below_its_arrival
     assert estimate(constant, known, planned_workload(constant)).seconds == 5.0 + 23 / 2  # two a second
 
 
+def test_each_run_of_a_process_counts_and_its_start_once():
+    """24 requests, two a second, are 11.5 s; three times in a process 34.5 s."""
+    arms = ["-m", "engine='null'", "model=tiny-llama", "workload=uniform_burst", "arrival=burst,constant"]
+    burst, constant = (job.config for job in make_plan([*arms, "measure.runs_per_process=3"]).jobs)
+    none = History({}, {}, {}, Path("results"))
+    assert estimate(constant, none, planned_workload(constant)).seconds == 3 * 23 / 2
+    paces = replace(none, paces={("null", "tiny-llama"): [Pace(5.0, 768.0)]})
+    found = estimate(burst, paces, planned_workload(burst))  # 1,536 tokens
+    assert (found.seconds, found.basis[:24]) == (5.0 + 3 * 2.0, "roughly: 4,608 tokens, s")
+    assert estimate(burst, paces, planned_workload(burst), joins=True).seconds == 3 * 2.0
+    assert estimate(constant, paces, planned_workload(constant)).seconds == 5.0 + 3 * 23 / 2
+    lines = listing([PlannedRun("a", burst), PlannedRun("b", constant, joins=True)], paces)
+    assert lines[-1] == "2 runs of 2 configs, measured 6 times in all: about 46 s one after the other"
+
+
+def test_alike_are_processes_with_as_many_runs_and_one_that_joins_leaves_out_the_start():
+    def planned(*overrides):
+        (config,) = make_plan(["engine='null'", "model=tiny-llama", *overrides]).configs
+        return config
+
+    measured(Path("results/runs/two"), planned("workload.requests=2"), seconds=60)
+    known = history(Path("results"))
+    once, twice = planned("workload.requests=2"), planned("workload.requests=2", "measure.runs_per_process=2")
+    assert (estimate(once, known).seconds, estimate(once, known, joins=True).seconds) == (60.0, 10.0)
+    assert not estimate(twice, known, planned_workload(twice)).basis.startswith("same engine, model, workload")
+    tokens = sum(r.max_new_tokens for r in planned_workload(twice).requests)
+    assert estimate(twice, known, planned_workload(twice)).seconds == pytest.approx(50 + 2 * tokens / 5)
+
+
+def test_a_dry_run_knows_which_runs_share_a_process(capsys, monkeypatch):
+    seen = []
+    monkeypatch.setattr(app, "listing", lambda runs, known, finished: seen.extend(runs) or [])
+    sweep = ["-m", "engine='null'", "model=tiny-llama", "workload.seed=1,2", "measure.repeats=2"]
+    assert main([*sweep, "measure.share_process=true", "measure.reference_engine=null", "dry_run=true"]) == 0
+    assert [run.joins for run in seen] == [False, True, False, True]
+    seen.clear()
+    assert main([*sweep, "measure.reference_engine=null", "dry_run=true"]) == 0
+    assert [run.joins for run in seen] == [False] * 4
+
+
+def test_the_repeats_of_a_single_run_are_told_apart(tmp_path):
+    """One job of 90 s with three processes: 30 s each, of which 10 are measured."""
+    folder, runs = tmp_path / "results" / "runs" / "a", []
+    for repeat in range(3):
+        chunks = [TokenChunk(5_000_000_000 + k * 100_000_000, (k,)) for k in range(50)]
+        request = RequestRecord(
+            "q0", 4, 50, t_sched_ns=0, t_submit_ns=0, t_done_ns=10**10, chunks=chunks, outcome=Outcome.OK_LENGTH
+        )
+        names = {"engine": "ours", "model": "m", "workload": "w"}
+        identity = {"run_id": f"r{repeat}", "repeat": repeat, "process": f"p{repeat}", "iteration": 0, **names}
+        environment = {"identity.config_hash": "h"}
+        record = RunRecord(identity, [request], t_start_ns=0, t_end_ns=10**10, environment=environment)
+        store.write_result(folder / f"repeat-{repeat}", compute_tables(record))
+        runs.append(folder / f"repeat-{repeat}")
+    store.write_result(folder, store.combine(runs))
+    for state, second in (("running", 0), ("ok", 90)):
+        time = f"2026-01-01T00:0{second // 60}:{second % 60:02d}+00:00"
+        manifest.append(folder, JobState("", "h", (), state, time))
+    found = history(tmp_path / "results")
+    assert found.same == {"h": [30.0]}
+    assert found.paces == {("ours", "m"): [Pace(20.0, 5.0)]}
+
+
 def test_paces_come_from_tables_and_manifest(tmp_path):
     chunks = [TokenChunk(5_000_000_000 + k * 100_000_000, (k,)) for k in range(50)]
     request = RequestRecord(
@@ -285,6 +348,7 @@ def test_other_code_is_said_before_anything_runs(tmp_path, capsys, monkeypatch):
     now = provenance.own_revision()
     assert now["git.sha"], "this test runs in a checkout"
     assert notices(tmp_path / "s", jobs, now) == []
+    assert notices(tmp_path / "s", jobs, now | {"git.sha": "f" * 40}) == []  # a commit of documents
     (said,) = notices(tmp_path / "s", jobs, {"git.sha": "f" * 40, "git.dirty": False, "git.diff_sha256": None})
     assert "were measured with different code" in said
     assert "now ffffffffff" in said

@@ -74,9 +74,54 @@ def test_local_changes_are_hashed(tmp_path):
     assert len(hashes) == 2
 
 
+def test_the_hash_of_the_code_is_of_what_runs(tmp_path):
+    assert provenance.code_hash(tmp_path) is None
+    for name, text in (("engine/a.py", "1"), ("sweeps/b/c.yaml", "x: 1"), ("docs/a.md", "1"), ("tests/t.py", "1")):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    first = provenance.code_hash(tmp_path)
+    for name in ("docs/a.md", "tests/t.py", "engine/README.md"):
+        (tmp_path / name).write_text("2")
+        assert provenance.code_hash(tmp_path) == first
+    hashes = {first}
+    for name in ("engine/a.py", "sweeps/b/c.yaml", "harness/new.py"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("2")
+        hashes.add(provenance.code_hash(tmp_path))
+    assert len(hashes) == 4
+    assert provenance.own_revision()["code.sha256"] == provenance.collect()["code.sha256"]
+
+
+def test_revisions_of_the_same_code_have_one_name():
+    def revision(sha, code=None, diff=None):
+        return {"git.sha": sha and sha * 10, "git.diff_sha256": diff, "code.sha256": code and code * 8}
+
+    assert provenance.code_names([revision("a", "1"), revision("b", "1"), revision("c", "2")]) == [
+        "aaaaaaaaaa",
+        "aaaaaaaaaa",  # another commit, of documents
+        "cccccccccc",
+    ]
+    # what was measured before the code was hashed is known by its commit
+    assert provenance.code_names([revision("a"), revision("a", "1"), revision("b", "1"), revision("b")]) == [
+        "aaaaaaaaaa",
+        "aaaaaaaaaa",
+        "bbbbbbbbbb",
+        "bbbbbbbbbb",
+    ]
+    # a file that git does not track; no checkout at all; nothing known
+    assert provenance.code_names([revision("a", "1"), revision("a", "2"), revision(None, "3"), {}]) == [
+        "aaaaaaaaaa",
+        "aaaaaaaaaa (code 22222222)",
+        "code 33333333",
+        None,
+    ]
+
+
 def test_the_hash_of_a_setup_covers_what_stays_and_not_what_passes():
     facts = {"package.torch": "2", "gpu.name": "H200", "model.weight_hash": "a", "gpu.other_processes": 0, "load.x": 1}
     same = provenance.setup_hash(facts)
     assert provenance.setup_hash({**facts, "gpu.other_processes": 3, "load.x": 2, "command_line": []}) == same
     assert provenance.setup_hash({**facts, "model.weight_hash": "b"}) != same
     assert provenance.setup_hash({**facts, "package.torch": "3"}) != same
+    assert provenance.setup_hash({**facts, "git.sha": "a" * 40}) == same  # the code counts, not the commit
+    assert provenance.setup_hash({**facts, "code.sha256": "a" * 64}) != same

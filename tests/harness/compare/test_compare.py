@@ -185,6 +185,19 @@ def test_another_revision_and_unknown_facts_are_noted_only(a, tmp_path, capsys):
     assert "compared is no setting: the source, or nothing" in said
 
 
+def test_another_revision_of_the_same_code_is_not_noted(tmp_path, capsys):
+    def compared(code_b):
+        facts = [{"git.sha": "s1", "code.sha256": "c1"}, {"git.sha": "s2", "code.sha256": code_b}]
+        folders = [result(tmp_path / f"{code_b}{k}", 8.0 + k, facts=own) for k, own in enumerate(facts)]
+        assert main([str(folder) for folder in folders]) == 0
+        return capsys.readouterr().out
+
+    assert "noted, source" not in compared("c1")
+    said = compared("c2")
+    assert "noted, source: git.sha is s1 in A and s2 in B" in said
+    assert "noted, source: code.sha256 is c1 in A and c2 in B" in said
+
+
 def test_two_settings_are_confounded_unless_declared(a, tmp_path, capsys):
     b = result(tmp_path / "b", 8.0, settings={"page_size": 32, "safety_margin": 0.2}, facts={})
     a = result(tmp_path / "a2", 10.0, settings={"safety_margin": 0.1})

@@ -44,8 +44,11 @@ def test_arms_of_different_code(
     print_summary(directory)
     assert f"! {said}" in capsys.readouterr().out
     assert said in write_report(directory).read_text(encoding="utf-8")
+    for record in two_arms:  # only documents were changed
+        record.environment["code.sha256"] = "c" * 64
+    assert not any("different code" in line for line in notes(writer(tmp_path / "documents", two_arms)))
     for record in two_arms:  # not a checkout: nothing is known, nothing is said
-        record.environment |= dict.fromkeys(clean)
+        record.environment |= dict.fromkeys((*clean, "code.sha256"))
     assert not any("different code" in line for line in notes(writer(tmp_path / "unknown", two_arms)))
 
 
