@@ -9,9 +9,9 @@ import numpy as np
 import pandas as pd
 
 from harness.analysis.comparison import Finding, finding_of
-from harness.report.arms import Arm, baseline_of, by_facet
+from harness.report.arms import Arm, baseline_of, by_facet, ratio
 from harness.report.page import section, text_table
-from harness.report.quantity import memory
+from harness.report.quantity import memory, times
 from harness.report.read import Results, facts
 from harness.report.slo import slo_met
 from harness.report.verdicts import in_words
@@ -108,10 +108,10 @@ def _faster(arm: Arm, baseline: Arm, findings: Sequence[Finding]) -> Check:
         return Check("throughput", str(finding.verdict) == "better", in_words(finding))
     if finding is not None and finding.is_withheld:
         return Check("throughput", None, in_words(finding))
-    own, base = arm.spread("gen_tok_s"), baseline.spread("gen_tok_s")
-    if own is None or base is None or not base.median:
+    against = ratio(arm, baseline, "gen_tok_s")
+    if against is None:
         return Check("throughput", None, "not known of both arms")
-    return Check("throughput", None, f"{own.median / base.median:.2f}× without enough repeats for a verdict")
+    return Check("throughput", None, f"{times(against.mean)} without enough repeats for a verdict")
 
 
 def _within_slo(arm: Arm) -> Check:

@@ -17,6 +17,7 @@ from harness.report.quantity import UNKNOWN, number
 from harness.report.read import Results, decoded, facts
 
 _SHOWN_ELSEWHERE = ("command_line", "identity.question")
+_NULL = "null"
 _MOST_DIVERGENCES = 30
 _LONGEST = 400  # characters of a value that are shown; the tables hold the rest
 
@@ -82,6 +83,9 @@ def provenance_section(results: Results) -> str:
             same.append([key, next(iter(values.values())) + where])
         else:
             differing.append([key, *(values.get(r, UNKNOWN) for r in run_ids)])
+    absent = [key for key, value in same if value == _NULL]
+    same = [row for row in same if row[1] != _NULL]
+    same += [["unknown or not installed", ", ".join(absent)]] if absent else []
     shown_ids = run_ids[:12]
     more = f"<p>{len(run_ids) - 12} more runs are in environment.parquet.</p>" if len(run_ids) > 12 else ""
     return section(

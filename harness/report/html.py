@@ -25,15 +25,17 @@ from harness.report.evidence import (
     runs_section,
     settings_section,
 )
+from harness.report.figures import figures, slug
 from harness.report.headline import headlines
 from harness.report.memory import ledger_lines, ledger_section
-from harness.report.page import page, section
+from harness.report.over_time import over_time_section
+from harness.report.page import beside, page, section
 from harness.report.phases import phases_section
 from harness.report.plots.figure import series_colours
 from harness.report.read import Results, facts, read_results
 from harness.report.regressions import regression_sentences
 from harness.report.requests import requests_section
-from harness.report.results_table import MEMORY_HEADINGS, METRIC_HEADINGS, results_table
+from harness.report.results_table import heading, results_table
 from harness.report.saturation import VARIABLE, knee_sentences, saturation_section
 from harness.report.slo import slo_section, slo_sentences
 from harness.report.slowest import slowest_section
@@ -42,8 +44,6 @@ from harness.report.verdicts import compare_arms
 
 FILE = "report.html"
 _STAMP = re.compile(r"\d{8}T\d{6}-")  # run ids begin with the time of their job
-_TIMELINES = 6  # runs shown over time: the first repeat of so many arms
-_GANTTS = 2  # those of them whose requests are shown one by one
 _CROWDED = 12  # comparisons of their own from which on only the first ones get distributions
 
 
@@ -59,7 +59,7 @@ def write_report(directory: Path | str) -> Path:
     results = read_results(Path(directory))
     arms = group_arms(results)
     findings = compare_arms(results, arms)
-    title = _title(results)
+    title = _title(results, arms)
     text = page(
         title,
         [
@@ -90,10 +90,19 @@ def write_report(directory: Path | str) -> Path:
     return path
 
 
-def _title(results: Results) -> str:
-    """The experiment; for a sweep from the command line its variable; else the folder's name."""
-    named = (list(dict.fromkeys(results.runs[column].dropna())) for column in ("experiment", "variable"))
-    return next((", ".join(map(str, names)) for names in named if names), results.directory.resolve().name)
+def _title(results: Results, arms: Sequence[Arm]) -> str:
+    """The experiment; for a sweep from the command line its variable; else what was run: engine, model, workload."""
+    if len(results.runs) > 1:
+        for column in ("experiment", "variable"):
+            if names := list(dict.fromkeys(results.runs[column].dropna())):
+                return ", ".join(map(str, names))
+    ran = [", ".join(dict.fromkeys(_ran(a) for a in arms))]
+    ran += [", ".join(dict.fromkeys(map(str, results.runs[column].dropna()))) for column in ("model", "workload")]
+    return " · ".join(part for part in ran if part)
+
+
+def _ran(arm: Arm) -> str:
+    return arm.series if arm.engine in arm.series else f"{arm.engine}, {arm.series}"
 
 
 def _head(title: str, results: Results, arms: Sequence[Arm], findings: Sequence[Finding]) -> str:
@@ -102,7 +111,7 @@ def _head(title: str, results: Results, arms: Sequence[Arm], findings: Sequence[
     parts += [f'<p class="question">{escape(str(q))}</p>' for q in facts(results, "identity.question") if q]
     described = [
         (name, ", ".join(dict.fromkeys(str(v) for v in runs[name].dropna())))
-        for name in ("model", "workload", "device", "variable")
+        for name in ("model", "workload", "device", *(("experiment",) if len(runs) == 1 else ()), "variable")
     ]
     facts_line = [f"{name} {escape(value)}" for name, value in described if value]
     if days := sorted({str(r)[:8] for r in runs["run_id"] if _STAMP.match(str(r))}):
@@ -126,68 +135,61 @@ def _head(title: str, results: Results, arms: Sequence[Arm], findings: Sequence[
 
 
 def _plot_sections(results: Results, arms: Sequence[Arm]) -> Iterator[str]:
+    """Sections of pictures; neighbours of one picture each stand beside each other."""
     folder = results.directory / "plots"
+    single: list[str] = []
+    for title, drawn, left_out in _pictures(results, arms):
+        saved = [(head, plots.save(drawing[0], folder, name, drawing[1])) for name, head, drawing in drawn if drawing]
+        if len(saved) == 1:
+            single.append(section(title, figures(saved)))
+            continue
+        if saved:
+            yield beside(single)
+            yield section(title, figures(saved))
+            single = []
+        elif left_out:
+            yield beside(single)
+            yield section(title, f"<p>{left_out}</p>")
+            single = []
+    yield beside(single)
+    yield over_time_section(results, arms)
+
+
+_Drawn = tuple[str, str, tuple[Figure, str] | None]
+"""File name, heading and drawing."""
+
+
+def _pictures(results: Results, arms: Sequence[Arm]) -> Iterator[tuple[str, Sequence[_Drawn], str]]:
+    """Of each section the title, what is drawn, and what is said if that is nothing."""
     colours = series_colours([a.series for a in arms])
     facets = by_facet(arms)
-
-    def figures(title: str, drawn: Sequence[tuple[str, str, tuple[Figure, str] | None]], left_out: str) -> str:
-        saved = [(head, plots.save(drawing[0], folder, name, drawing[1])) for name, head, drawing in drawn if drawing]
-        if not saved:
-            return section(title, f"<p>{left_out}</p>") if left_out else ""
-        return section(title, f'<div class="plots">{"".join(_figure(head, plot) for head, plot in saved)}</div>')
-
     metrics = ("gen_tok_s", "ttft_p95_ms", "itl_p99_ms", memory_metric(results.runs))
-    headings = METRIC_HEADINGS | MEMORY_HEADINGS | {"gen_tok_s": "throughput"}
-    against = [(f"{m}-vs-variable", headings[m], plots.metric_vs_variable(arms, m)) for m in metrics]
-    yield figures("Against the variable", against, "")
-    bars = [(_name("throughput", f), f, plots.throughput_bars(members, colours)) for f, members in facets.items()]
-    yield figures("Against the offered rate", _loads(facets), "")
-    yield figures("Throughput", bars, "No run ended well, so there is no throughput to draw.")
-    trades = [(_name("pareto", f), f, plots.pareto(members)) for f, members in facets.items()]
-    yield figures("Throughput against latency", trades[:_CROWDED], "")
-    latencies = []
+    against = [(f"{m}-vs-variable", heading(m), plots.metric_vs_variable(arms, m)) for m in metrics]
+    yield "Against the variable", against, ""
+    yield "Against the offered rate", _loads(facets), ""
+    bars = [(slug("throughput", f), f, plots.throughput_bars(members, colours)) for f, members in facets.items()]
+    yield "Throughput", bars, "No run ended well, so there is no throughput to draw."
+    trades = [(slug("pareto", f), f, plots.pareto(members)) for f, members in facets.items()]
+    yield "Throughput against latency", trades[:_CROWDED], ""
+    latencies: list[_Drawn] = []
     for facet, members in list(facets.items())[:_CROWDED]:
         heads = (f"{facet} · TTFT" if facet else "TTFT", f"{facet} · ITL" if facet else "ITL")
-        latencies.append((_name("ttft-cdf", facet), heads[0], plots.ttft_cdf(results, members, colours)))
-        latencies.append((_name("itl-cdf", facet), heads[1], plots.itl_cdf(results, members, colours)))
-    yield figures(
-        "Latency distributions", latencies, "No latencies: no answered request, or no readable table of them."
+        latencies.append((slug("ttft-cdf", facet), heads[0], plots.ttft_cdf(results, members, colours)))
+        latencies.append((slug("itl-cdf", facet), heads[1], plots.itl_cdf(results, members, colours)))
+    yield (
+        "Latency distributions",
+        latencies,
+        "No latencies: no answered request, or no readable table of them.",
     )
-    yield figures("Padding", [("padding", "", plots.padding_bars(arms))], "")
-    yield figures("Memory by part", [("memory-ledger", "", plots.ledger_bars(*ledger_lines(results, arms)))], "")
-    yield figures("Over time", _timelines(results, arms), "Neither a step log nor request times were recorded.")
+    yield "Padding", [("padding", "", plots.padding_bars(arms))], ""
+    yield "Memory by part", [("memory-ledger", "", plots.ledger_bars(*ledger_lines(results, arms)))], ""
 
 
-def _timelines(results: Results, arms: Sequence[Arm]) -> list[tuple[str, str, tuple[Figure, str] | None]]:
-    drawn: list[tuple[str, str, tuple[Figure, str] | None]] = []
-    for k, arm in enumerate([a for a in arms if len(a.measured)][:_TIMELINES]):
-        row = arm.measured.iloc[0]
-        run_id = str(row["run_id"])
-        steps = plots.step_timeline(results.of_run("steps", run_id))
-        head = arm.label if len(arm.measured) == 1 else f"{arm.label}, first of {len(arm.measured)} repeats"
-        if steps is not None:
-            drawn.append((_name("timeline", arm.label), head, steps))
-        if steps is None or k < _GANTTS:
-            gantt = plots.request_gantt(results.of_run("requests", run_id))
-            drawn.append((_name("requests", arm.label), f"{head}: requests", gantt))
-    return drawn
-
-
-def _loads(facets: Mapping[str, Sequence[Arm]]) -> list[tuple[str, str, tuple[Figure, str] | None]]:
-    drawn = []
+def _loads(facets: Mapping[str, Sequence[Arm]]) -> list[_Drawn]:
+    drawn: list[_Drawn] = []
     for facet, members in facets.items():
         for engine in dict.fromkeys(a.engine for a in members if a.variable == VARIABLE):
             head = " · ".join(part for part in (facet, engine) if part)
             own = [a for a in members if a.engine == engine and not a.is_replica]
-            drawn.append((_name("rate", head), head, plots.latency_vs_rate(own)))
+            drawn.append((slug("rate", head), head, plots.latency_vs_rate(own)))
     return drawn
-
-
-def _name(kind: str, label: str) -> str:
-    slug = re.sub(r"[^\w.=-]+", "-", label).strip("-")
-    return f"{kind}-{slug}" if slug else kind
-
-
-def _figure(head: str, plot: plots.Plot) -> str:
-    title = f"<h3>{escape(head)}</h3>" if head else ""
-    return f"<figure>{title}{plot.svg}<figcaption>{escape(plot.caption)}</figcaption></figure>"

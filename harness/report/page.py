@@ -19,7 +19,7 @@ h3 { font-size: 1rem; margin: 1.2rem 0 .3rem; }
 p { margin: .4rem 0; max-width: 46rem; }
 .question, .soft, figcaption, dd { color: var(--soft); }
 .question { font-size: 1.05rem; }
-.headline { font-size: 1.08rem; font-weight: 600; line-height: 1.4; }
+.headline { font-size: 1.08rem; font-weight: 600; line-height: 1.4; max-width: 60rem; }
 .notes { background: var(--warn-tint); border-left: 4px solid var(--warn); padding: .6rem 1rem; margin: 1rem 0; }
 .notes ul { margin: .2rem 0; padding-left: 1.1rem; }
 /* An edge in shade shows that there is more to scroll to: covers move with the table and hide it at the end. */
@@ -31,7 +31,7 @@ p { margin: .4rem 0; max-width: 46rem; }
 table { border-collapse: collapse; font-size: .85rem; font-variant-numeric: tabular-nums; }
 th, td { text-align: right; padding: .35rem .5rem; border-bottom: 1px solid var(--line); vertical-align: top; }
 th { font-weight: 600; vertical-align: bottom; background: var(--tint); }
-th small, td small { display: block; color: var(--soft); font-weight: 400; white-space: nowrap; }
+th small, td small { display: block; color: var(--soft); font-weight: 400; white-space: normal; }
 th:first-child, td:first-child { text-align: left; position: sticky; left: 0; background: var(--page); }
 thead th:first-child { background: var(--tint); }
 td:first-child { font-weight: 600; min-width: 7rem; }
@@ -41,7 +41,10 @@ table.text td { overflow-wrap: anywhere; min-width: 7rem; max-width: 30rem; }
 table.text td:first-child { overflow-wrap: break-word; }
 .few { opacity: .5; }
 .bad { color: var(--warn); font-weight: 600; }
-.plots { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 26rem), 1fr)); gap: 1.2rem; }
+.plots, .beside { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(100%, 26rem), 1fr));
+  gap: 1.2rem; }
+.plots + .plots { margin-top: 1.2rem; }
+.beside { column-gap: 1.2rem; row-gap: 0; } .beside > section { min-width: 0; }
 figure { margin: 0; min-width: 0; break-inside: avoid; }
 figure svg { display: block; width: 100%; height: auto; max-width: 40rem; }
 figure h3 { margin: 0 0 .2rem; }
@@ -58,10 +61,10 @@ details { margin: .6rem 0; } summary { cursor: pointer; color: var(--accent); }
   h2 { break-after: avoid; }
   table { font-size: 7pt; } th, td { padding: .2rem .3rem; } .scroll { overflow: visible; background: none; }
   tr { break-inside: avoid; }
-  .wide table { font-size: 5pt; } .wide th, .wide td { padding: .15rem .12rem; }
+  .wide table { font-size: 6.5pt; } .wide th, .wide td { padding: .15rem .12rem; }
   .wide td:first-child { min-width: 4rem; }
   th:first-child, td:first-child { position: static; }
-  .plots { grid-template-columns: 1fr 1fr; }
+  .plots, .beside { grid-template-columns: 1fr 1fr; } .beside .plots { grid-template-columns: 1fr; }
 }
 """
 
@@ -81,6 +84,11 @@ def section(title: str, *parts: str) -> str:
     """A headed part of the page; "" if nothing is in it."""
     body = "\n".join(part for part in parts if part)
     return f"<section>\n<h2>{escape(title)}</h2>\n{body}\n</section>" if body else ""
+
+
+def beside(sections: Sequence[str]) -> str:
+    """Sections of one picture each, two in a row."""
+    return f'<div class="beside">{"".join(sections)}</div>' if len(sections) > 1 else "".join(sections)
 
 
 def text_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from html import escape
 
 from harness.analysis.comparison import IDENTICAL, Finding, finding_of, tests_in
@@ -15,17 +15,24 @@ from harness.report.read import Results
 from harness.report.verdicts import interval_in_words
 from harness.tables import Column, column
 
-# Heading and column; one that is unknown in every arm is left out.
-METRIC_HEADINGS = {
+# Column of runs and its heading; one that is unknown in every arm is left out. The first ones fit a page.
+_MAIN = {
     "gen_tok_s": "generated",
     "ttft_p50_ms": "TTFT p50",
     "ttft_p95_ms": "TTFT p95",
     "ttft_p99_ms": "TTFT p99",
     "itl_p50_ms": "ITL p50",
-    "itl_p95_ms": "ITL p95",
     "itl_p99_ms": "ITL p99",
-    "tpot_p50_ms": "TPOT p50",
     "e2e_p50_ms": "e2e p50",
+}
+_MEMORY = {
+    "peak_gpu_reserved_bytes": "peak GPU memory (reserved)",
+    "peak_gpu_used_bytes": "peak GPU memory (device)",
+    "peak_rss_bytes": "peak memory (RSS)",
+}
+_MORE = {
+    "itl_p95_ms": "ITL p95",
+    "tpot_p50_ms": "TPOT p50",
     "e2e_p95_ms": "e2e p95",
     "queue_p50_ms": "queue p50",
     "prompt_tok_s": "prompt",
@@ -34,14 +41,12 @@ METRIC_HEADINGS = {
     "kv_blocks_free_min": "free blocks, least",
     "warmup_s": "warm-up",
 }
-MEMORY_HEADINGS = {
-    "peak_gpu_reserved_bytes": "peak GPU memory (reserved)",
-    "peak_gpu_used_bytes": "peak GPU memory (device)",
-    "peak_rss_bytes": "peak memory (RSS)",
-}
+_GATE_HEADS = ["<th>same tokens</th>", "<th>requests ok<small>runs ok</small></th>"]
 
 
-_GATE_HEADS = ["<th>same tokens</th>", "<th>requests ok</th>", "<th>runs ok</th>"]
+def heading(metric: str) -> str:
+    """What a metric is called over a picture."""
+    return {**_MAIN, **_MEMORY, **_MORE, "gen_tok_s": "throughput"}[metric]
 
 
 _GATES = {
@@ -61,66 +66,86 @@ _GATES = {
 def results_table(results: Results, arms: Sequence[Arm], findings: Sequence[Finding] = ()) -> str:
     """One table a facet, then every comparison and what the columns mean."""
     peak = memory_metric(results.runs)
-    headings = {**METRIC_HEADINGS, peak: MEMORY_HEADINGS[peak]}
-    shown = {name: text for name, text in headings.items() if any(a.spread(name) for a in arms)}
-    tables = []
-    for facet, members in by_facet(arms).items():
-        title = f"<h3>{escape(facet)}</h3>" if facet else ""
-        tables.append(title + _table(members, shown, findings))
+    main = _known({**_MAIN, peak: _MEMORY[peak]}, arms)
+    more = _known(_MORE, arms)
+    facets = by_facet(arms)
+
+    def tables(table: Callable[[Sequence[Arm]], str]) -> str:
+        titles = (f"<h3>{escape(facet)}</h3>" if facet else "" for facet in facets)
+        return "\n".join(title + table(members) for title, members in zip(titles, facets.values(), strict=True))
+
     repeats = "Large figures are medians over repeats, small ones the range. " if _repeated(arms) else ""
     note = (
         f'<p class="soft">{repeats}Greyed p99: too few samples. Failed and cancelled requests have no latencies; '
         "padding enters no rate.</p>"
     )
-    return "\n".join([*tables, note, comparison_details(findings), _definitions(shown)])
+    return "\n".join(
+        [
+            tables(lambda members: _table(members, main, findings, with_gates=True)),
+            note,
+            details(
+                f"{len(more)} more columns: {', '.join(more.values())}",
+                tables(lambda members: _table(members, more, findings, with_gates=False)),
+            )
+            if more
+            else "",
+            comparison_details(findings),
+            _definitions(main | more),
+        ]
+    )
+
+
+def _known(headings: dict[str, str], arms: Sequence[Arm]) -> dict[str, str]:
+    return {name: text for name, text in headings.items() if any(a.spread(name) for a in arms)}
 
 
 def _repeated(arms: Sequence[Arm]) -> bool:
     return any(len(a.measured) > 1 for a in arms)
 
 
-def _table(members: Sequence[Arm], shown: dict[str, str], findings: Sequence[Finding]) -> str:
+def _table(members: Sequence[Arm], shown: dict[str, str], findings: Sequence[Finding], with_gates: bool) -> str:
+    """Arms by metrics; with gates, whether the output was right stands beside the rate, or first without one."""
     baseline = baseline_of(members)
-    heads = ["<th>arm</th>"]
-    for name, text in shown.items():
-        unit = column("runs", name).unit
-        small = f"<small>{escape(unit)}</small>" if unit != "bytes" else ""
-        heads.append(f"<th>{escape(text)}{small}</th>")
-        if name == "gen_tok_s":
-            if baseline:
-                heads += [f"<th>ratio<small>to {escape(baseline.series)}</small></th>", "<th>verdict</th>"]
-            heads += _GATE_HEADS
-    if "gen_tok_s" not in shown:
-        heads += _GATE_HEADS
-    rows = "\n".join(f"<tr>{_cells(arm, baseline, shown, findings)}</tr>" for arm in members)
-    table = f"<table><thead><tr>{''.join(heads)}</tr></thead>\n<tbody>\n{rows}\n</tbody></table>"
+    first = [name for name in shown if name == "gen_tok_s"]
+    rest = [name for name in shown if name not in first]
+    judged = [finding_of(findings, arm.facet, arm.series, "gen_tok_s") for arm in members]
+    with_verdict = any(f is not None and (f.verdict is not None or f.reason == IDENTICAL) for f in judged)
+    compared = [f"<th>ratio<small>to {escape(baseline.series)}</small></th>"] if baseline else []
+    compared += ["<th>verdict</th>"] if baseline and with_verdict else []
+    heads = ["<th>arm</th>", *(_head(name, shown[name]) for name in first)]
+    heads += [*(compared if first else []), *(_GATE_HEADS if with_gates else [])]
+    heads += [_head(name, shown[name]) for name in rest]
+    rows = []
+    for arm in members:
+        found = {name: finding_of(findings, arm.facet, arm.series, name) for name in shown}
+        cells = [f"<td>{escape(arm.series)}</td>"]
+        for name in first:
+            cells.append(_metric_cell(arm, column("runs", name), found[name]))
+            cells += _verdict_cells(arm, baseline, found[name])[: len(compared)] if baseline else []
+        cells += _gate_cells(arm) if with_gates else []
+        cells += [_metric_cell(arm, column("runs", name), found[name]) for name in rest]
+        rows.append(f"<tr>{''.join(cells)}</tr>")
+    body = "\n".join(rows)
+    table = f"<table><thead><tr>{''.join(heads)}</tr></thead>\n<tbody>\n{body}\n</tbody></table>"
     return f'<div class="scroll wide">{table}</div>'
 
 
-def _cells(arm: Arm, baseline: Arm | None, shown: dict[str, str], findings: Sequence[Finding]) -> str:
-    cells = [f"<td>{escape(arm.series)}</td>"]
-    for name in shown:
-        cells.append(_metric_cell(arm, column("runs", name), finding_of(findings, arm.facet, arm.series, name)))
-        if name == "gen_tok_s":
-            cells += (
-                _verdict_cells(arm, baseline, finding_of(findings, arm.facet, arm.series, name)) if baseline else []
-            )
-            cells += _gate_cells(arm)
-    if "gen_tok_s" not in shown:
-        cells += _gate_cells(arm)
-    return "".join(cells)
+def _head(name: str, text: str) -> str:
+    unit = column("runs", name).unit
+    small = f"<small>{escape(unit)}</small>" if unit != "bytes" else ""
+    return f"<th>{escape(text)}{small}</th>"
 
 
 def _gate_cells(arm: Arm) -> list[str]:
     """Whether the output was right and complete: beside the rate, because a rate of another output is none."""
     n_ok, n = arm.total("n_ok"), arm.total("n_requests")
-    short = n_ok is not None and n is not None and n_ok < n
+    short = (n_ok is not None and n is not None and n_ok < n) or len(arm.measured) < len(arm.runs)
     tie = arm.gate == EXPLAINED
     match = "near-ties" if tie else {None: UNKNOWN, True: "yes", False: "no"}[arm.tokens_match]
+    requests = f"{UNKNOWN if n_ok is None else n_ok} of {UNKNOWN if n is None else n}"
     return [
         _plain(match, bad=arm.tokens_match is False and not tie),
-        _plain(f"{UNKNOWN if n_ok is None else n_ok} of {UNKNOWN if n is None else n}", bad=short),
-        _plain(f"{len(arm.measured)} of {len(arm.runs)}", bad=len(arm.measured) < len(arm.runs)),
+        _plain(f"{requests}<small>{len(arm.measured)} of {len(arm.runs)}</small>", bad=short),
     ]
 
 

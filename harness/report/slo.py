@@ -104,7 +104,7 @@ def slo_section(results: Results, arms: Sequence[Arm]) -> str:
             ]
         )
     header = ["arm", "SLO", "measured, of at most [ms]", "goodput [requests/s]", "requests/s", "good requests"]
-    limits = ", ".join(f"{k} {v}" for k, v in _slo(limited[0]).items() if k != "name")
+    limits = ", ".join(f"{k} {_plain(v)}" for k, v in _slo(limited[0]).items() if k != "name")
     return section(
         "Service level",
         f"<p>Decided before the runs: <strong>{escape(_name(limited[0]))}</strong> ({escape(limits)}). Times to first "
@@ -117,7 +117,14 @@ def slo_section(results: Results, arms: Sequence[Arm]) -> str:
 
 def _limit(arm: Arm, name: str, limit: object) -> str:
     measured = arm.spread(_MEASURED[name])
-    return f"{name.removesuffix('_ms').replace('_', ' ')} {number(measured.high if measured else None)} of {limit}"
+    return (
+        f"{name.removesuffix('_ms').replace('_', ' ')} {number(measured.high if measured else None)} of {_plain(limit)}"
+    )
+
+
+def _plain(limit: object) -> str:
+    """A limit as it was written: 200, not 200.0."""
+    return f"{limit:g}" if isinstance(limit, int | float) else str(limit)
 
 
 def _good_share(arm: Arm) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import re
+import textwrap
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,8 +22,9 @@ import matplotlib as mpl
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 from matplotlib.transforms import Bbox
 
 INK = "#1b1d21"
@@ -31,7 +33,9 @@ LINES = ("-", "--", "-.", ":")
 MARKERS = ("o", "s", "^", "D", "v", "P")
 WIDTH = 5.2  # inches: at this size the text is still read when a phone shows the picture at its own width
 _DPI = 150
-_LEGEND_CHARACTERS = 64  # that fit beside each other in a legend of the figure's width
+_MOST_COLUMNS = 4  # of a legend
+_EDGE = 10  # points that stay free beside a legend: what the layout keeps at the edges of a figure
+_NAME_CHARACTERS = 24  # of a line of a bar's name; longer ones take more lines, so that the bars keep their room
 _SETTINGS: Any = {  # matplotlib types the keys one by one
     "svg.fonttype": "none",
     "svg.hashsalt": "cb-report",
@@ -100,23 +104,95 @@ def from_zero(ax: Axes) -> None:
     ax.set_ylim(0, max(ax.dataLim.y1 * 1.08, 1e-9))
 
 
-def log_scale(ax: Axes, which: Literal["x", "y"]) -> None:
-    """A logarithmic axis with plain numbers at 1, 2 and 5 of each decade."""
+def time_axis(ax: Axes, until_s: float | None) -> None:
+    """Seconds of a run on the x axis, from its start to ``until_s``, or to its end if None."""
+    ax.set_xlim(0, until_s)
+    ax.xaxis.set_major_locator(MaxNLocator(7))
+    ax.set_xlabel("seconds after the start of the run")
+
+
+def log_scale(ax: Axes, which: Literal["x", "y"], subs: Sequence[int] = (1, 2, 5)) -> None:
+    """A logarithmic axis with plain numbers at ``subs`` of each decade."""
     (ax.set_xscale if which == "x" else ax.set_yscale)("log")
     axis = ax.xaxis if which == "x" else ax.yaxis
-    axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axis.set_major_locator(LogLocator(subs=subs))
     axis.set_major_formatter(FuncFormatter(lambda v, _: f"{v:g}"))
     axis.set_minor_locator(NullLocator())
 
 
 def legend_above(ax: Axes, handles: Sequence[Artist] | None = None) -> None:
-    """A legend over the axes, where it covers no data, in as many columns as its texts leave room for."""
+    """A legend over the axes, where it covers no data, in as many columns as fit between axis and edge of the figure.
+
+    Called last: the ticks and the label of the y axis say how much room is left.
+    """
     shown = list(ax.get_legend_handles_labels()[0] if handles is None else handles)
     if not shown:
         return
-    longest = max(len(str(h.get_label())) for h in shown)
-    columns = max(1, min(4, _LEGEND_CHARACTERS // (longest + 7)))  # 7: the width of line and gaps
-    ax.legend(handles=shown, loc="lower left", bbox_to_anchor=(0, 1.0), ncols=columns, borderaxespad=0.2)
+    room = _room_beside(ax)
+    labels = [str(h.get_label()) for h in shown]
+    for columns in range(min(_MOST_COLUMNS, len(shown)), 0, -1):
+        if _legend(ax, shown, labels, columns) <= room:
+            return
+    longest = max(map(len, labels))
+    for characters in range(longest - 1, 9, -1):
+        lines = [textwrap.fill(label, characters) for label in labels]
+        if _legend(ax, shown, lines, 1) <= room:
+            return
+
+
+def _legend(ax: Axes, handles: Sequence[Artist], labels: Sequence[str], columns: int) -> float:
+    """Draw it and return its width in points."""
+    legend = ax.legend(
+        handles, labels, loc="lower left", bbox_to_anchor=(0, 1.0), ncols=columns, borderaxespad=0.2, markerscale=1.6
+    )
+    figure = ax.get_figure(root=True)
+    assert figure is not None
+    return float(legend.get_window_extent().width) * 72 / figure.dpi
+
+
+def _room_beside(ax: Axes) -> float:
+    """Points from the y axis to the right edge of the figure: what stands left of the axis is as wide in any layout."""
+    figure = ax.get_figure(root=True)
+    assert figure is not None
+    left = max((_left_of(a) for a in figure.axes), default=0.0)
+    return (float(figure.bbox.width) - left) * 72 / figure.dpi - 2 * _EDGE
+
+
+def _left_of(ax: Axes) -> float:
+    box = ax.yaxis.get_tightbbox()
+    return 0.0 if box is None else float(ax.bbox.x0 - box.x0)
+
+
+def bar_names(ax: Axes, names: Sequence[str]) -> None:
+    """Names of horizontal bars at 0, 1, 2 … on the y axis, the first one on top."""
+    ax.set_yticks(range(len(names)), [textwrap.fill(name, _NAME_CHARACTERS) for name in names])
+    ax.set_ylim(len(names) - 0.4, -0.6)
+    ax.grid(False, axis="y")
+
+
+def bars_height(names: Sequence[str]) -> float:
+    """Inches for as many bars, each with room for its name."""
+    return sum(max(0.36, 0.05 + 0.17 * len(textwrap.wrap(name, _NAME_CHARACTERS))) for name in names)
+
+
+def texts_outside(figure: Figure) -> list[str]:
+    """What of a figure's texts runs over its edge and would be cut off; [] in a figure that may be saved."""
+    figure.draw_without_rendering()
+    boxes: list[tuple[str, Bbox | None]] = []
+    for ax in figure.axes:
+        boxes += [
+            (f"{name} axis {axis.get_label_text()!r}", axis.get_tightbbox())
+            for name, axis in (("x", ax.xaxis), ("y", ax.yaxis))
+        ]
+        boxes += [(text.get_text(), text.get_window_extent()) for text in ax.texts]
+        legend = ax.get_legend()
+        boxes += [] if legend is None else [(t.get_text(), t.get_window_extent()) for t in legend.get_texts()]
+    edge = figure.bbox
+    return [
+        name
+        for name, box in boxes
+        if box is not None and not (edge.x0 <= box.x0 and edge.y0 <= box.y0 and box.x1 <= edge.x1 and box.y1 <= edge.y1)
+    ]
 
 
 def annotate_apart(ax: Axes, names: Sequence[tuple[str, tuple[float, float]]]) -> list[str]:
@@ -150,10 +226,13 @@ def save(figure: Figure, directory: Path, name: str, caption: str) -> Plot:
     name = re.sub(r"[^\w.=-]+", "-", name).strip("-")
     directory.mkdir(parents=True, exist_ok=True)
     png, svg = BytesIO(), StringIO()
-    with look():
-        figure.savefig(png, format="png", dpi=_DPI, facecolor="white")
+    with look():  # the canvases are asked directly: savefig draws everything once more beforehand
+        figure.set_dpi(_DPI)
+        figure.set_facecolor("white")
+        FigureCanvasAgg(figure).print_png(png)
         figure.set_layout_engine("none")  # it has settled; finding it once more is a third of the time of a report
-        figure.savefig(svg, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
+        figure.set_facecolor("none")
+        FigureCanvasSVG(figure).print_svg(svg, metadata={"Date": None, "Creator": None})
     text = _in_ink(svg.getvalue())
     _replace(directory / f"{name}.png", png.getvalue())
     _replace(directory / f"{name}.svg", text.encode())

@@ -39,13 +39,15 @@ def _cdf(
         labelled: set[str] = set()
         largest, smallest = 0.0, np.inf
         for i, arm, data in curves:
-            steps = np.quantile(data, _QUANTILES)
+            few = len(data) <= len(_QUANTILES)
+            times, shares = _every_sample(data) if few else (np.quantile(data, _QUANTILES), _QUANTILES)
             ax.plot(
-                steps,
-                _QUANTILES,
+                times,
+                shares,
+                drawstyle="steps-post" if few else "default",
                 color=colours[arm.series],
                 linestyle=LINES[i % len(LINES)],
-                linewidth=1.6 if len(arm.measured) == 1 else 1.0,
+                linewidth=1.6 if len(arm.measured) == 1 else 1.1,
                 label=None if arm.series in labelled else arm.series,
             )
             labelled.add(arm.series)
@@ -61,6 +63,12 @@ def _cdf(
     counts = sorted({len(data) for _, _, data in curves})
     n = f"{counts[0]:,}" if len(counts) == 1 else f"{counts[0]:,} to {counts[-1]:,}"
     return figure, f"Share of {what} up to a {label.replace(' (ms)', '')}, in ms: one curve a run, {n} {what} each."
+
+
+def _every_sample(data: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Where the share of samples up to a time rises, and to what."""
+    ordered = np.sort(data)
+    return np.concatenate([ordered[:1], ordered]), np.arange(len(data) + 1) / len(data)
 
 
 def _values(frame: pd.DataFrame, value: str) -> list[tuple[str, pd.Series]]:

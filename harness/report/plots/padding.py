@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from matplotlib.figure import Figure
 
 from harness.report.arms import Arm, Spread
-from harness.report.plots.figure import INK, PALETTE, legend_above, look, new_figure
+from harness.report.plots.figure import INK, PALETTE, bar_names, bars_height, legend_above, look, new_figure
 
 _PARTS = (("prompt", "prompt_tokens", "padding_prompt_tokens"), ("output", "generated_tokens", "padding_output_tokens"))
 
@@ -27,8 +27,9 @@ def padding_bars(arms: Sequence[Arm]) -> tuple[Figure, str] | None:
     rows = [(arm, *entry) for arm in arms for entry in padded_share(arm) if entry[2].high > 0]
     if not rows:
         return None
+    names = [f"{arm.label}: {part}" for arm, part, *_ in rows]
     with look():
-        figure, (ax,) = new_figure(1.3 + 0.34 * len(rows))
+        figure, (ax,) = new_figure(1.3 + bars_height(names))
         for y, (_, _, real, padding) in enumerate(rows):
             ax.barh(y, real.median, height=0.62, color=PALETTE[0], label="real" if y == 0 else None)
             ax.barh(
@@ -45,10 +46,8 @@ def padding_bars(arms: Sequence[Arm]) -> tuple[Figure, str] | None:
             computed = real.median + padding.median
             share = f"{100 * padding.median / computed:.0f} % padding" if computed else ""
             ax.annotate(share, (computed, y), xytext=(6, 0), textcoords="offset points", va="center", fontsize=9)
-        ax.set_yticks(range(len(rows)), [f"{arm.label}: {part}" for arm, part, *_ in rows])
-        ax.invert_yaxis()
-        ax.grid(False, axis="y")
-        ax.set_xlim(0, max(real.median + padding.median for *_, real, padding in rows) * 1.3)
+        bar_names(ax, names)
+        ax.set_xlim(0, max(real.median + padding.median for *_, real, padding in rows) * 1.5)  # room for the shares
         ax.set_xlabel("tokens computed")
         legend_above(ax)
     return figure, "Tokens computed by the arms that pad; only real tokens enter the rates. Medians over repeats."

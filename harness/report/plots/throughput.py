@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from matplotlib.figure import Figure
 
 from harness.report.arms import Arm, baseline_of, ratio
-from harness.report.plots.figure import INK, look, new_figure
+from harness.report.plots.figure import INK, bar_names, bars_height, look, new_figure
 from harness.report.quantity import number, times
 
 
@@ -18,7 +18,7 @@ def throughput_bars(members: Sequence[Arm], colours: Mapping[str, str]) -> tuple
         return None
     baseline = baseline_of(members)
     with look():
-        figure, (ax,) = new_figure(1.1 + 0.36 * len(drawn))
+        figure, (ax,) = new_figure(1.0 + bars_height([arm.series for arm, _ in drawn]))
         for y, (arm, spread) in enumerate(drawn):
             ax.barh(y, spread.median, height=0.62, color=colours[arm.series])
             if spread.n > 1:
@@ -28,10 +28,8 @@ def throughput_bars(members: Sequence[Arm], colours: Mapping[str, str]) -> tuple
             against = ratio(arm, baseline, "gen_tok_s") if baseline and arm is not baseline else None
             text += f"  ({times(against.mean)})" if against else ""
             ax.annotate(text, (spread.high, y), xytext=(6, 0), textcoords="offset points", va="center", fontsize=9)
-        ax.set_yticks(range(len(drawn)), [arm.series for arm, _ in drawn])
-        ax.set_ylim(len(drawn) - 0.4, -0.6)  # first arm on top
-        ax.grid(False, axis="y")
-        ax.set_xlim(0, max(spread.high for _, spread in drawn) * 1.28)  # room for the numbers
+        bar_names(ax, [arm.series for arm, _ in drawn])
+        ax.set_xlim(0, max(spread.high for _, spread in drawn) * 1.4)  # room for the numbers
         ax.set_xlabel("generated tokens/s")
     caption = "Generated tokens per second; padding is not counted."
     if any(spread.n > 1 for _, spread in drawn):

@@ -10,9 +10,12 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from matplotlib.figure import Figure
 
 from harness.metrics import compute_tables
 from harness.record import ConfigValue, Outcome, RequestRecord, RunRecord, TokenChunk
+from harness.report import plots
+from harness.report.plots.figure import texts_outside
 from harness.slo import Slo
 from harness.store import write_result
 from harness.tables import TABLES
@@ -182,6 +185,19 @@ def rate_sweep() -> list[RunRecord]:
             record.slo = Slo("chat", ttft_p95_ms=500)
             records.append(record)
     return records
+
+
+@pytest.fixture(autouse=True)
+def _no_text_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever picture a test of this folder saves for a page, all its texts are inside."""
+    real = plots.save
+
+    def save(figure: Figure, directory: Path, name: str, caption: str) -> plots.Plot:
+        plot = real(figure, directory, name, caption)
+        assert texts_outside(figure) == [], name
+        return plot
+
+    monkeypatch.setattr(plots, "save", save)
 
 
 @pytest.fixture

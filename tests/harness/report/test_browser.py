@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -34,6 +35,12 @@ frame.onload = () => {
     wide: free.filter(e => right(e) > doc.documentElement.clientWidth + 1).map(e => e.tagName),
     pictures: pictures.length,
     flat: pictures.filter(s => s.getBoundingClientRect().height < 40).length,
+    // texts of a picture in the reader's own font, and tables that scroll inside their own box
+    cut: pictures.flatMap(s => [...s.querySelectorAll("text")].filter(t => {
+      const box = s.getBoundingClientRect(), text = t.getBoundingClientRect();
+      return text.left < box.left - 1 || text.right > box.right + 1 || text.bottom > box.bottom + 1;
+    }).map(t => t.textContent)),
+    scrolled: [...doc.querySelectorAll("section > .scroll.wide")].map(e => e.scrollWidth - e.clientWidth),
     fetched: view.performance.getEntriesByType("resource").length,
     page: view.getComputedStyle(doc.body).backgroundColor,
   });
@@ -42,7 +49,7 @@ frame.srcdoc = document.getElementById("page").textContent;
 </script></body>"""
 
 
-def seen(page: Path, folder: Path, width: int, *flags: str) -> dict[str, object]:
+def seen(page: Path, folder: Path, width: int, *flags: str) -> dict[str, Any]:
     """What the probe found in a frame of ``width`` px."""
     around = folder / f"probe-{width}-{len(flags)}.html"
     text = json.dumps(page.read_text()).replace("</", "<\\/")
@@ -55,19 +62,29 @@ def seen(page: Path, folder: Path, width: int, *flags: str) -> dict[str, object]
     )  # fmt: skip
     found = re.search(r'data-found="([^"]*)"', done.stdout)
     assert found, done.stderr[-2000:]
-    answer: dict[str, object] = json.loads(html.unescape(found[1]))
+    answer: dict[str, Any] = json.loads(html.unescape(found[1]))
     return answer
 
 
-@pytest.mark.parametrize("width", [360, 1280])
+@pytest.mark.parametrize("width", [390, 1280])
 def test_nothing_runs_off_the_page_and_every_picture_is_drawn(width: int, rates_dir: Path, tmp_path: Path) -> None:
     found = seen(write_report(rates_dir), tmp_path, width)
     assert found["width"] == width
     assert found["scroll"] == found["room"]  # what the scroll bar leaves
     assert found["wide"] == []
     assert found["flat"] == 0
+    assert found["cut"] == []
     assert found["fetched"] == 0
     assert int(str(found["pictures"])) >= 8
+
+
+def test_the_results_fit_a_window_of_1200_px(engines_dir: Path, rates_dir: Path, tmp_path: Path) -> None:
+    for directory, tables in ((engines_dir, 2), (rates_dir, 1)):
+        page = write_report(directory)
+        found = seen(page, tmp_path, 1200)
+        assert found["scrolled"] == [0] * tables
+        assert found["cut"] == []
+    assert max(seen(page, tmp_path, 390)["scrolled"]) > 0  # on a phone, inside its own box
 
 
 def test_dark_where_the_reader_is_dark(single_dir: Path, tmp_path: Path) -> None:

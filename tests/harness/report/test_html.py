@@ -12,6 +12,9 @@ import pandas as pd
 import pytest
 
 from harness.report import ResultsError, write_report
+from harness.report.adoption import adoption_checks
+from harness.report.arms import baseline_of, by_facet, group_arms, ratio
+from harness.report.quantity import times
 from harness.report.read import read_results
 
 _VOID = {"meta", "br", "img", "link", "hr", "input"}
@@ -110,9 +113,55 @@ def test_numeric_sweep_is_drawn_against_its_variable(numeric_dir: Path, page_of:
     assert "Padding" not in sections(text)
 
 
+def test_a_single_run_is_titled_by_what_it_is(tmp_path: Path, record_maker: Callable, writer: Callable) -> None:
+    plain = writer(tmp_path / "3f9c0a51", [record_maker("r", workload="staged")])
+    assert "<h1>ours · tiny · staged</h1>" in write_report(plain).read_text()
+    identity = {"experiment": "mbt", "variable": "engine.max_batch_tokens", "arm": 64, "workload": "staged"}
+    of_sweep = writer(tmp_path / "0-77", [record_maker("r", **identity)])
+    text = write_report(of_sweep).read_text()
+    assert "<h1>ours, max_batch_tokens = 64 · tiny · staged</h1>" in text
+    assert "experiment mbt" in text
+
+
+def test_the_table_of_results_holds_the_main_columns_and_folds_the_others(engines_dir: Path, page_of: Callable) -> None:
+    text = page_of(engines_dir)
+    main, folded = text.split(" more columns: ")
+    assert "<th>TTFT p95" in main
+    assert "<th>requests ok<small>runs ok</small></th>" in main
+    assert "<th>TPOT p50" not in main
+    assert "<th>TPOT p50" in folded.split("</details>")[0]
+
+
+def test_ratios_are_the_same_all_over_the_page(engines_dir: Path, page_of: Callable) -> None:
+    results = read_results(engines_dir)
+    arms = group_arms(results)
+    for members in by_facet(arms).values():
+        baseline = baseline_of(members)
+        assert baseline is not None
+        for arm in members:
+            if arm is not baseline and len(arm.measured):
+                paired = ratio(arm, baseline, "gen_tok_s")
+                assert paired is not None
+                throughput = adoption_checks(results, arm, baseline, [])[2]
+                assert throughput.evidence.startswith(times(paired.mean))
+
+
+def test_runs_over_time_are_limited_and_it_is_said(tmp_path: Path, record_maker: Callable, writer: Callable) -> None:
+    identity = {"variable": "engine.page_size", "workload": "staged"}
+    records = [record_maker(f"r{k}", arm=16 * (k + 1), steps=k > 0, **identity) for k in range(7)]
+    text = write_report(writer(tmp_path, records)).read_text()
+    over_time = text[text.index("<h2>Over time</h2>") :]
+    over_time = over_time[: over_time.index("</section>")]
+    assert "The first 6 of 7 arms. Arms that are compared have the same time axis." in over_time
+    assert "Without a step log: page_size = 16." in over_time
+    assert len(re.findall("<h3>Requests: ", over_time)) == 6
+    assert len(re.findall("<h3>Steps: ", over_time)) == 5
+    assert over_time.count("<figcaption>Requests in order") == 1  # what all pictures show is said once
+
+
 def test_run_without_step_log_shows_its_requests(tmp_path: Path, record_maker: Callable, writer: Callable) -> None:
     text = write_report(writer(tmp_path, [record_maker("r", failed_requests=3, steps=False)])).read_text()
-    assert "Requests of one run in order of submission" in text
+    assert "Requests in order of submission" in text
     assert "out of blocks &lt;b&gt;" in text
 
 
@@ -147,7 +196,7 @@ def test_missing_broken_and_old_tables_are_said_and_the_rest_is_shown(
     assert "runs.parquet comes from another version: without sent_request_s" in text
     assert "manifest.jsonl cannot be read" in text
     assert "Latency distributions" in sections(text)  # TTFT is still there
-    assert "Requests of one run" in text  # instead of the step log
+    assert "Requests in order of submission" in text  # instead of the step log
 
 
 def test_unreadable_runs_are_an_error_in_one_line(tmp_path: Path, record_maker: Callable, writer: Callable) -> None:
