@@ -47,7 +47,7 @@ def binding_constraint(point: Point) -> Binding:
     waiting for it.
     """
     steps = _steps(point)
-    broken = str(point.values["slo_broken"] or "it falls behind its arrivals")
+    broken = point.why_not or "no limit is broken"
     waits = float((steps["waiting"] > 0).mean())
     preempted = int(steps["preempted"].sum())
     held = float(steps["admission_held"].mean())

@@ -12,15 +12,18 @@ from rich.markup import escape
 from rich.table import Table
 
 from harness.capacity import words
-from harness.capacity.plan import Plan, PlanSettings, fleet_table, make_plan
-from harness.capacity.progress import Progress
+from harness.capacity.plan import Plan, PlanSettings, make_plan
+from harness.capacity.progress import Progress, TimeToGo
 from harness.capacity.question import QuestionError, configuration, parse, slo_of, workload_asked
+from harness.capacity.replay import fleet_table
 from harness.capacity.write import SETTINGS, write_plan
 from harness.report.read import Results, ResultsError
 from harness.simulate import ModelError, SetupError, fit_steps, read_setup
 from harness.simulate.source import measured_runs, read_all
 from harness.slo import Slo
 from workloads.workload import Workload
+
+INTERRUPTED = "interrupted: this plan is not complete; settings not tried and the fleet are missing"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,7 +41,7 @@ def run(arguments: Sequence[str]) -> int:
         print(f"cb-plan: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print("cb-plan: interrupted; a plan is written when it is complete", file=sys.stderr)
+        print("cb-plan: interrupted before anything was known", file=sys.stderr)
         return 130
 
 
@@ -59,10 +62,19 @@ def _run(arguments: Sequence[str]) -> int:
         return 0
     settings = PlanSettings(slo or Slo(), **own)
     console.print(escape(f"planning for {origin}: {len(workload)} requests"), highlight=False)
-    with Progress("cb-plan") as say:
-        plan = make_plan(results, workload, settings, say)
-    show(plan, console)
     directory = Path(out) if out is not None else question.folders[0] / "plan"
+    parts: list[Plan] = []
+    try:
+        with Progress("cb-plan") as say:
+            plan = make_plan(results, workload, settings, say, parts.append)
+    except KeyboardInterrupt:
+        if not parts:
+            raise
+        plan = dataclasses.replace(parts[-1], notes=(INTERRUPTED, *parts[-1].notes))
+        path = write_plan(plan, directory, ["cb-plan", *arguments])
+        print(f"cb-plan: interrupted; what was known by then is written: {path}", file=sys.stderr)
+        return 130
+    show(plan, console)
     path = write_plan(plan, directory, ["cb-plan", *arguments])
     if plan.recommended:
         console.print(f"settings: {directory / SETTINGS}", highlight=False, soft_wrap=True)
@@ -75,7 +87,7 @@ def _replay(results: Results, workload: Workload, origin: str, fleet: int, slo: 
     model, setup = fit_steps(results, runs), read_setup(results, runs[0])
     console.print(escape(f"replaying {origin}: {len(workload)} requests on {fleet} GPUs"), highlight=False)
     with Progress("cb-plan") as say:
-        table = fleet_table(workload, setup, model, fleet, slo, say=say)
+        table = fleet_table(workload, setup, model, fleet, slo, TimeToGo(say).begins)
     console.print(_table("by router", *words.fleet_rows(table)))
 
 
@@ -83,6 +95,8 @@ def show(plan: Plan, console: Console) -> None:
     """Print a plan."""
     for line in words.headline(plan):
         console.print(escape(line), style="bold", highlight=False)
+    for title, capacity in words.capacities(plan):
+        console.print(_table(title, *words.seed_rows(capacity)))
     console.print(_table("predicted and measured", *words.validation_rows(plan.validation.rows)))
     console.print(_table("room in the KV cache", *words.kv_rows(plan)))
     console.print(escape(plan.kv.note), highlight=False)

@@ -15,7 +15,17 @@ from harness.capacity.recommend import as_yaml
 from harness.capacity.search import Capacity
 from harness.report import plots
 from harness.report.page import page, section, text_table
-from harness.report.plots.figure import LINES, MARKERS, PALETTE, from_zero, legend_above, log_scale, look, new_figure
+from harness.report.plots.figure import (
+    INK,
+    LINES,
+    MARKERS,
+    PALETTE,
+    from_zero,
+    legend_above,
+    log_scale,
+    look,
+    new_figure,
+)
 from harness.slo import Slo
 
 _PANELS = (("ttft_p95_ms", "TTFT p95, ms"), ("itl_p99_ms", "ITL p99, ms"))
@@ -42,6 +52,7 @@ def plan_page(plan: Plan, folder: Path, command: Sequence[str]) -> str:
         [
             "\n".join(head),
             _rates_section(plan, folder),
+            *(section(_title(title), text_table(*words.seed_rows(found))) for title, found in words.capacities(plan)),
             section("Predicted and measured", text_table(*words.validation_rows(plan.validation.rows))),
             section("Room in the KV cache", f"<p>{escape(plan.kv.note)}</p>", text_table(*words.kv_rows(plan))),
             section("Behind a router", text_table(*words.fleet_rows(plan.fleet))) if len(plan.fleet) else "",
@@ -52,6 +63,10 @@ def plan_page(plan: Plan, folder: Path, command: Sequence[str]) -> str:
             section("Run it again", f"<pre>{escape(shlex.join(command))}</pre>"),
         ],
     )
+
+
+def _title(text: str) -> str:
+    return text[0].upper() + text[1:]
 
 
 def _rates_section(plan: Plan, folder: Path) -> str:
@@ -83,6 +98,16 @@ def latency_over_rate(capacity: Capacity, slo: Slo) -> tuple[Figure, str]:
                     color=PALETTE[i % len(PALETTE)],
                     label=f"seed {seed}",
                 )
+            behind = [p for p in capacity.points if p.falls_behind and p.values[metric] is not None]
+            if behind:
+                ax.plot(
+                    [p.rate for p in behind],
+                    [p.values[metric] for p in behind],
+                    "x",
+                    markersize=9,
+                    color=INK,
+                    label="falls behind",
+                )
             limit = slo.run_limits.get(metric)
             if limit is not None:
                 ax.axhline(limit, color="#d55e00", linewidth=1)
@@ -97,7 +122,7 @@ def latency_over_rate(capacity: Capacity, slo: Slo) -> tuple[Figure, str]:
         legend_above(axes[0])
     caption = (
         "Simulated runs of the search, one line a seed. Horizontal: the limit; vertical: the capacity found (mean over "
-        "seeds). Where a limit is drawn the axis ends at three times it."
+        "seeds); crossed: requests end slower than they come. Where a limit is drawn the axis ends at three times it."
     )
     return figure, caption
 

@@ -3,30 +3,21 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
 
 import pandas as pd
 
 from harness.capacity.binding import Binding, LittlesLaw, binding_constraint, littles_law
 from harness.capacity.load import Load
 from harness.capacity.memory import KvCapacity, kv_capacity, typical_lengths
-from harness.capacity.progress import Say, say_nothing
-from harness.capacity.recommend import Setting, improve, recommended
-from harness.capacity.search import MOST, Capacity, NothingMeets, find_capacity, run_at
-from harness.metrics import run_values
+from harness.capacity.progress import Say, TimeToGo, say_nothing
+from harness.capacity.recommend import Setting, candidates, improve, recommended
+from harness.capacity.replay import fleet_at, simulated_routers
+from harness.capacity.search import MOST, Capacity, NothingMeets, Trials, find_capacity
 from harness.report.read import Results
-from harness.simulate import (
-    ROUTERS,
-    EngineSetup,
-    StepTimeModel,
-    Validation,
-    fit_steps,
-    read_setup,
-    simulate_fleet,
-    validate,
-)
+from harness.simulate import EngineSetup, StepTimeModel, Validation, fit_steps, read_setup, validate
 from harness.simulate.source import measured_runs
 from harness.slo import Slo
 from workloads.workload import Workload
@@ -103,13 +94,20 @@ class Plan:
     extrapolated: float | None = None
 
 
-def make_plan(results: Results, workload: Workload, settings: PlanSettings, say: Say = say_nothing) -> Plan:
+def make_plan(
+    results: Results,
+    workload: Workload,
+    settings: PlanSettings,
+    say: Say = say_nothing,
+    known: Callable[[Plan], None] = lambda plan: None,
+) -> Plan:
     """Plan for ``workload`` from measured runs.
 
     The engine's settings are those of the first measured run; step times are fitted to all of them.
 
     Args:
-        say: told what is being done, since it takes minutes.
+        say: told what is being done and how long it may take, since it takes minutes.
+        known: given what is known before other settings are tried, and before the fleet is replayed.
 
     Raises:
         ModelError, SetupError: the runs cannot be simulated; ValueError: the question means nothing. One line each.
@@ -125,17 +123,46 @@ def make_plan(results: Results, workload: Workload, settings: PlanSettings, say:
     notes = [*model.notes, *validation.notes]
     if len(workload) < settings.requests and load.spec is None:
         notes.append(f"the workload has {len(workload)} requests, fewer than the {settings.requests} asked for a run")
-    plan = partial(Plan, settings, workload, setup, model, validation, kv)
-    seeds, told = range(settings.seeds), _prefixed(say, "capacity")
+    blank = Plan(settings, workload, setup, model, validation, kv, tuple(notes))
+    course = TimeToGo(say)
+    # Trials grow, to twice their length as a rule; how many GPUs are to be replayed is not known yet.
+    tries, replays = len(candidates(setup)) * settings.recommend, 0 if settings.target_rate is None else 8
+    course.later = settings.requests * (2 * tries + replays)
     try:
-        found = find_capacity(load, setup, model, settings.slo, requests=settings.requests, seeds=seeds, say=told)
+        found = find_capacity(
+            load,
+            setup,
+            model,
+            settings.slo,
+            requests=settings.requests,
+            seeds=range(settings.seeds),
+            tell=course.within("capacity"),
+        )
     except NothingMeets as error:
-        return plan(tuple(notes), unmet=str(error))
+        return replace(blank, unmet=str(error))
+    sources = _sources(results, runs[0])
+    answer = partial(_answered, blank, found, sources)
+    known(answer(setup, {}, None))
     setup_after, tried, improved = setup, dict[str, str](), None
     if settings.recommend:
-        setup_after, tried, improved = _better_settings(load, setup, model, settings, found, say)
-    chosen = improved or found
-    kept = chosen.kept[0]
+        course.later = settings.requests * replays
+        setup_after, tried, improved = _better_settings(load, setup, model, settings, found, course)
+    plan = answer(setup_after, tried, improved)
+    known(plan)
+    return _with_fleet(plan, load, setup_after, course)
+
+
+def _answered(
+    blank: Plan,
+    found: Capacity,
+    sources: dict[str, str],
+    setup: EngineSetup,
+    tried: dict[str, str],
+    improved: Capacity | None,
+) -> Plan:
+    """The plan but for its fleet: what follows from the capacity with the measured settings and with ``setup``."""
+    settings, chosen = blank.settings, improved or found
+    kept, notes = chosen.kept[0], [*blank.notes]
     gpus = _gpus_needed(chosen, settings)
     if settings.target_rate is not None and gpus is None:
         notes.append("the seeds differ so much that the interval reaches 0: no number of GPUs follows; raise seeds")
@@ -145,44 +172,71 @@ def make_plan(results: Results, workload: Workload, settings: PlanSettings, say:
         carried = settings.target_rate / gpus if settings.target_rate and gpus else kept.rate * (1 - settings.headroom)
         tokens = kept.values["generated_tokens"] / kept.values["n_ok"]
         cost = cost_per_million(settings.price_per_gpu_hour, carried, tokens)
-    longest = max(len(r.prompt_ids) + r.max_new_tokens for r in workload.requests)
-    config = recommended(setup_after, _sources(results, runs[0]), tried, int(kept.values["running_max"]), longest)
-    fleet = _fleet(load, setup_after, model, settings, gpus, chosen.requests, notes, say)
+    longest = max(len(r.prompt_ids) + r.max_new_tokens for r in blank.workload.requests)
     steps = int(kept.values["steps"])
-    return plan(
-        tuple(notes),
+    return replace(
+        blank,
+        notes=tuple(notes),
         capacity=found,
         improved=improved,
-        binding=binding_constraint(found.broken[0]),
+        binding=binding_constraint(found.deciding),
         little=littles_law(kept),
         gpus=gpus,
         cost_per_million=cost,
-        fleet=fleet,
-        recommended=tuple(config),
+        recommended=tuple(recommended(setup, sources, tried, int(kept.values["running_max"]), longest)),
         extrapolated=int(kept.record.counters["extrapolated_steps"] or 0) / steps if steps else None,
     )
 
 
+def _with_fleet(plan: Plan, load: Load, setup: EngineSetup, course: TimeToGo) -> Plan:
+    """The target rate on that many GPUs behind each router, with the same requests."""
+    settings, chosen, gpus = plan.settings, plan.improved or plan.capacity, plan.gpus
+    if gpus is None or settings.target_rate is None or chosen is None:
+        return plan
+    if gpus > MOST_REPLICAS:
+        note = f"a fleet of {gpus} GPUs is not replayed (more than {MOST_REPLICAS})"
+        return replace(plan, notes=(*plan.notes, note))
+    course.later = 0
+    length = {"requests": settings.requests * gpus, "most": chosen.requests * min(gpus, 4)}
+    tell = course.within("fleet")
+    table = fleet_at(load, settings.target_rate, setup, plan.model, gpus, settings.slo, **length, tell=tell)
+    notes = list(plan.notes)
+    if "prefix_aware" not in simulated_routers(plan.workload, setup):
+        page = setup.layout.page_size
+        notes.append(f"no two prompts share a page of {page} tokens: prefix aware is the same as least loaded")
+    return replace(plan, fleet=table, notes=tuple(notes))
+
+
 def _better_settings(
-    load: Load, setup: EngineSetup, model: StepTimeModel, settings: PlanSettings, found: Capacity, say: Say
+    load: Load, setup: EngineSetup, model: StepTimeModel, settings: PlanSettings, found: Capacity, course: TimeToGo
 ) -> tuple[EngineSetup, dict[str, str], Capacity | None]:
     """Settings that carry more than the measured ones, what was tried for each, and their capacity; the measured ones
     and None if none do."""
     base, seed = found.by_seed[0], 0
-    same = load.trial(len(found.kept[0].record.requests), seed)
+    length = len(found.kept[0].record.requests)
+    same, later = {seed: load.trial(length, seed)}, course.later
+    ahead = len(candidates(setup))
 
     def capacity_of(other: EngineSetup, shown: str, count: int = 1) -> Capacity:
-        told = _prefixed(say, f"trying {shown}")
-        length = {"requests": found.requests, "most": max(found.requests, MOST * settings.requests)}
-        return find_capacity(load, other, model, settings.slo, **length, seeds=range(count), start=base, say=told)
+        course.later = later + ahead * length
+        tell = course.within(f"trying {shown}")
+        bounds = {"requests": found.requests, "most": max(found.requests, MOST * settings.requests)}
+        return find_capacity(load, other, model, settings.slo, **bounds, seeds=range(count), start=base, tell=tell)
 
     def meets(other: EngineSetup, shown: str, rate: float) -> bool:
-        say(f"trying {shown}: simulating {len(same.requests)} requests at {rate:.3g}/s")
-        return run_at(same, rate, seed, other, model, settings.slo).met
+        nonlocal ahead
+        ahead -= 1
+        course.later = later
+
+        def tell(text: str, requests: int, after: int) -> None:
+            course.begins(f"trying {shown}: {text}", requests, ahead * length)
+
+        return Trials(load, other, model, settings.slo, (seed,), length, length, tell, same).run(rate, seed).met
 
     chosen, tried = improve(setup, base, meets, capacity_of)
     if chosen == setup:
         return setup, tried, None
+    ahead = 0
     return chosen, tried, capacity_of(chosen, "the recommended settings", settings.seeds)
 
 
@@ -196,6 +250,11 @@ def _gpus_needed(capacity: Capacity, settings: PlanSettings) -> int | None:
 def _remarks(found: Capacity, chosen: Capacity) -> list[str]:
     """What makes the capacity less sure than its interval says."""
     remarks = [short_words(chosen)] if chosen.short else []
+    if chosen.unconfirmed:
+        remarks.append(
+            "a seed's capacity rests on requests that pile up in one trial, and there are no more requests to see "
+            "whether they do so in a longer one: the capacity may be higher"
+        )
     if len(found.by_seed) > 1 and max(found.by_seed) > (1 + WIDE) * min(found.by_seed):
         shown = ", ".join(f"{rate:.3g}" for rate in found.by_seed)
         remarks.append(
@@ -219,67 +278,6 @@ def cost_per_million(price_per_gpu_hour: float, requests_s: float, tokens: float
     """What a million generated tokens cost on a GPU that carries so many requests of ``tokens`` generated tokens each.
     In the long run as many leave as arrive: how long a run's last requests take has no part in it."""
     return price_per_gpu_hour / 3600 / (requests_s * tokens) * 1e6
-
-
-def _fleet(
-    load: Load,
-    setup: EngineSetup,
-    model: StepTimeModel,
-    settings: PlanSettings,
-    gpus: int | None,
-    requests: int,
-    notes: list[str],
-    say: Say,
-) -> pd.DataFrame:
-    """The target rate on that many GPUs behind each router, with the same requests."""
-    if gpus is None or settings.target_rate is None:
-        return pd.DataFrame()
-    if gpus > MOST_REPLICAS:
-        notes.append(f"a fleet of {gpus} GPUs is not replayed (more than {MOST_REPLICAS})")
-        return pd.DataFrame()
-    workload = load.trial(requests * min(gpus, 4), 0).at(settings.target_rate)
-    return fleet_table(workload, setup, model, gpus, settings.slo, say=say)
-
-
-def _prefixed(say: Say, what: str) -> Say:
-    return lambda text: say(f"{what}: {text}")
-
-
-def fleet_table(
-    workload: Workload,
-    setup: EngineSetup,
-    model: StepTimeModel,
-    replicas: int,
-    slo: Slo | None,
-    say: Say = say_nothing,
-) -> pd.DataFrame:
-    """One row a router: what clients saw of ``replicas`` engines. Throughput is that of the steady window: the whole
-    run's would count the time in which its last requests drain."""
-    rows: list[dict[str, Any]] = []
-    for router in ROUTERS:
-        say(f"{len(workload)} requests on {replicas} GPUs behind router {router}")
-        record = simulate_fleet(workload, setup, model, replicas, router, seed=0, slo=slo)
-        values = run_values(record)
-        asked, hit = record.counters["prefix_query_tokens"], record.counters["prefix_hit_tokens"]
-        columns = (
-            "steady_state",
-            "steady_reason",
-            "steady_request_s",
-            "steady_gen_tok_s",
-            "ttft_p50_ms",
-            "ttft_p95_ms",
-            "itl_p50_ms",
-            "itl_p99_ms",
-            "slo_met",
-            "preemptions",
-        )
-        share = None if not asked else float(hit or 0) / float(asked)
-        sent = None
-        if values["steady_n"] is not None:
-            sent = values["steady_n"] / (values["steady_end_s"] - values["steady_start_s"])
-        found = {"steady_sent_s": sent, **{c: values[c] for c in columns}, "prefix_hit_share": share}
-        rows.append({"router": router, "replicas": replicas, **found})
-    return pd.DataFrame(rows)
 
 
 def _sources(results: Results, run_id: str) -> dict[str, str]:

@@ -23,6 +23,53 @@ def say_nothing(text: str) -> None:
     """For callers that want no progress."""
 
 
+Tell = Callable[[str, int, int], None]
+"""Takes what is simulated now, its requests, and how many are to be expected after it."""
+
+
+def tell_nothing(text: str, requests: int, after: int) -> None:
+    """For callers that want no progress of simulations."""
+
+
+class TimeToGo:
+    """Adds the time to go to what is said of simulations, by how fast requests were simulated so far.
+
+    Args:
+        say: told the words.
+        now: a clock, s.
+
+    Attributes:
+        later: requests to be expected after the search that is under way.
+    """
+
+    def __init__(self, say: Say, now: Callable[[], float] = time.monotonic) -> None:
+        self._say, self._now = say, now
+        self._done, self._simulating, self._began_s = 0, 0, now()
+        self.later = 0
+
+    def within(self, what: str) -> Tell:
+        """For the runs of one search, whose name goes before the words."""
+        return lambda text, requests, after: self.begins(f"{what}: {text}", requests, after)
+
+    def begins(self, text: str, requests: int, after: int = 0) -> None:
+        """A simulation of so many requests begins, and the one before is over."""
+        if self._simulating:
+            self._done += self._simulating
+            each_s = (self._now() - self._began_s) / self._done
+            text += f", {_rounded((requests + after + self.later) * each_s)} to go"
+        else:
+            self._began_s = self._now()  # what came before was no simulation
+        self._simulating = requests
+        self._say(text)
+
+
+def _rounded(seconds: float) -> str:
+    """A time that is not known to the second."""
+    if seconds < 10:
+        return "some seconds"
+    return f"about {round(seconds, -1):.0f} s" if seconds < 120 else f"about {seconds / 60:.0f} minutes"
+
+
 class Progress:
     """Context manager around a computation; call it with what is being done.
 

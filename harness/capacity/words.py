@@ -55,7 +55,7 @@ def trust(plan: Plan) -> list[str]:
     steps are unlike any measured one if those are many."""
     if plan.capacity is None:
         return []
-    broken = re.match(r"\w+", str((plan.improved or plan.capacity).broken[0].values["slo_broken"] or ""))
+    broken = re.match(r"\w+", str((plan.improved or plan.capacity).deciding.values["slo_broken"] or ""))
     metric = broken[0] if broken else "gen_tok_s"
     rows = plan.validation.rows
     errors = rows[(rows["metric"] == metric) & rows["held_out"]]["error"].abs()
@@ -86,6 +86,25 @@ def rate_words(capacity: Capacity) -> str:
     if capacity.low is None or capacity.high is None:
         return f"{number(capacity.rate)} requests/s (one seed, no interval)"
     return f"{number(capacity.rate)} requests/s (95 % interval {number(capacity.low)} to {number(capacity.high)})"
+
+
+def capacities(plan: Plan) -> list[tuple[str, Capacity]]:
+    """The capacities of a plan, each with a title."""
+    titled = [("what bound each seed", plan.capacity), ("the same with the recommended settings", plan.improved)]
+    return [(title, capacity) for title, capacity in titled if capacity is not None]
+
+
+def seed_rows(capacity: Capacity) -> tuple[Sequence[str], list[list[str]]]:
+    """What each seed carried, and why the next higher rate that was tried was not."""
+    header = ("seed", "carries, requests/s", "not", "because", "requests")
+    rows = []
+    for kept, broken in zip(capacity.kept, capacity.broken, strict=True):
+        why = broken.why_not or UNKNOWN
+        if broken.confirmed is not None:
+            why += ", as in the trial of half as many" if broken.confirmed else ", in one trial only"
+        requests = f"{len(kept.record.requests):,}"
+        rows.append([str(kept.seed), number(kept.rate), number(broken.rate), why, requests])
+    return header, rows
 
 
 def binding_words(binding: Binding) -> str:

@@ -42,7 +42,7 @@ def write_plan(plan: Plan, directory: Path, command: Sequence[str]) -> Path:
 
 
 def tables(plan: Plan) -> dict[str, pd.DataFrame]:
-    """The plan's own tables by name: plan (one row), rates, validation, kv, fleet, settings."""
+    """The plan's own tables by name: plan (one row), seeds, rates, validation, kv, fleet, settings."""
     settings, capacity = plan.settings, plan.capacity
     one = {
         "workload": plan.workload.name,
@@ -90,8 +90,21 @@ def tables(plan: Plan) -> dict[str, pd.DataFrame]:
         {f: getattr(r, f) for f in ("tokens", "blocks", "requests", "total_tokens", "bytes_per_token")}
         for r in plan.kv.rooms
     ]
+    seeds = [
+        {
+            "settings": "measured" if found is capacity else "recommended",
+            "seed": kept.seed,
+            "capacity_request_s": kept.rate,
+            "broken_request_s": broken.rate,
+            "why_not": broken.why_not,
+            "requests": len(kept.record.requests),
+        }
+        for found in (capacity, plan.improved)
+        if found is not None
+        for kept, broken in zip(found.kept, found.broken, strict=True)
+    ]
     chosen = [{"setting": s.name, "value": str(s.value), "reason": s.reason} for s in plan.recommended]
-    frames = {"plan": [one], "rates": rates, "kv": kv, "settings": chosen}
+    frames = {"plan": [one], "seeds": seeds, "rates": rates, "kv": kv, "settings": chosen}
     return {
         **{name: pd.DataFrame(rows) for name, rows in frames.items()},
         "validation": plan.validation.rows,
@@ -104,13 +117,18 @@ def _seen(point: Point) -> dict[str, float | int | bool | None]:
     judged = point.judged
     if judged is None:
         return {}
-    change = judged.growth
+    system, queue = judged.backlog.system, judged.backlog.queue
     return {
         "requests": len(point.record.requests),
         "long_enough": point.long_enough,
         "offered_tok_s": judged.offered_tok_s,
         "generated_tok_s": judged.generated_tok_s,
-        "sent_s": change.sent / change.seconds if change.seconds else None,
-        "ended_s": change.ended / change.seconds if change.seconds else None,
+        "sent_s": system.sent / system.seconds if system.seconds else None,
+        "ended_s": system.ended / system.seconds if system.seconds else None,
+        "judged_s": system.seconds,
+        "queue_sent_s": queue.sent / queue.seconds if queue.seconds else None,
+        "queue_admitted_s": queue.ended / queue.seconds if queue.seconds else None,
+        "queue_judged_s": queue.seconds,
         "falls_behind": judged.falls_behind,
+        "confirmed": point.confirmed,
     }

@@ -8,7 +8,7 @@ metric, table and report works on it. How far it is from runs it was not fitted 
 """
 
 from harness.simulate.fit import fit_steps
-from harness.simulate.fleet import ROUTERS, simulate_fleet
+from harness.simulate.fleet import ROUTERS, shares_pages, simulate_fleet
 from harness.simulate.setup import EngineSetup, SetupError, read_setup
 from harness.simulate.simulation import simulate
 from harness.simulate.step_time import ModelError, StepTimeModel
@@ -23,6 +23,7 @@ __all__ = [
     "Validation",
     "fit_steps",
     "read_setup",
+    "shares_pages",
     "simulate",
     "simulate_fleet",
     "validate",

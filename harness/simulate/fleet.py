@@ -62,7 +62,7 @@ class PrefixAware:
     def choose(self, wanted: ScheduledRequest, replicas: Sequence[Replica]) -> int:
         loads = [replica.outstanding for replica in replicas]
         least = min(range(len(replicas)), key=loads.__getitem__)
-        pages = self._pages(wanted.prompt_ids)
+        pages = _pages(wanted.prompt_ids, self._page)
         able = {i for i, load in enumerate(loads) if load <= loads[least] + self._imbalance}
         chosen = least
         for page in pages:
@@ -74,13 +74,26 @@ class PrefixAware:
             self._sent.setdefault(page, set()).add(chosen)
         return chosen
 
-    def _pages(self, ids: Sequence[int]) -> list[int]:
-        """The whole pages of a prompt, each with everything before it, as hashes."""
-        pages, before = [], 0
-        for start in range(0, len(ids) - self._page, self._page):
-            before = hash((before, tuple(ids[start : start + self._page])))
-            pages.append(before)
-        return pages
+
+def _pages(ids: Sequence[int], size: int) -> list[int]:
+    """The whole pages of a prompt, each with everything before it, as hashes."""
+    pages, before = [], 0
+    for start in range(0, len(ids) - size, size):
+        before = hash((before, tuple(ids[start : start + size])))
+        pages.append(before)
+    return pages
+
+
+def shares_pages(workload: Workload, page_size: int) -> bool:
+    """Whether any prompt begins with a whole page of another's; True too where prompts take in answers, which are not
+    known before."""
+    seen = set[int]()
+    for request in workload.requests:
+        first = _pages(request.prompt_ids[: page_size + 1], page_size)
+        if request.takes_answer or not seen.isdisjoint(first):
+            return True
+        seen.update(first)
+    return False
 
 
 ROUTERS = ("round_robin", "least_loaded", "prefix_aware")

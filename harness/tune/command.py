@@ -13,7 +13,7 @@ from typing import Any
 import yaml
 
 from harness.capacity.load import Load
-from harness.capacity.progress import Progress, say_nothing
+from harness.capacity.progress import Progress, Tell, tell_nothing
 from harness.capacity.question import Question, QuestionError, configuration, parse, slo_of, workload_asked
 from harness.capacity.search import Capacity, NothingMeets, find_capacity
 from harness.gpus import gpu_names
@@ -98,11 +98,13 @@ def _tune(question: Question, settings: TuneSettings) -> int:
     space, base = variables(setup), baseline(setup)
     tried = len(engines_tried(study, space, setup))
     print(f"tuning for {origin}; {tried} of {settings.trials} trials are there", flush=True)
-    seeds, near, tell = (settings.seed,), [1.0], [say_nothing]
+    seeds = (settings.seed,)
+    near: list[float | None] = [None]
+    tell: list[Tell] = [tell_nothing]
 
     def capacity_of(other: EngineSetup) -> Capacity:
         found = find_capacity(
-            load, other, model, slo, requests=settings.requests, seeds=seeds, start=near[0], say=tell[0]
+            load, other, model, slo, requests=settings.requests, seeds=seeds, start=near[0], tell=tell[0]
         )
         near[0] = found.by_seed[0]
         return found
@@ -112,7 +114,7 @@ def _tune(question: Question, settings: TuneSettings) -> int:
         print(f"trial {number}: {value:.3g} requests/s ({shown})", flush=True)
 
     with Progress("cb-tune") as say:
-        tell[0] = lambda text: say(f"trial {len(engines_tried(study, space, setup))} of {settings.trials}: {text}")
+        tell[0] = lambda text, *_: say(f"trial {len(engines_tried(study, space, setup))} of {settings.trials}: {text}")
         search_settings(study, space, base, setup, capacity_of, settings.trials, report, settings.seed)
     order = ranked(study, space)
     best = choose(order, base)

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pandas as pd
 import pytest
@@ -13,7 +16,8 @@ import yaml
 from engine import ContinuousBatchingConfig
 from harness.capacity.app import main
 from harness.capacity.plan import cost_per_million
-from harness.simulate import StepTimeModel
+from harness.capacity.replay import simulated_routers
+from harness.simulate import StepTimeModel, simulate_fleet
 from harness.store import read_result
 
 QUICK = ("requests=60", "seeds=3")
@@ -74,6 +78,41 @@ def test_the_page_stands_alone(planned: Path) -> None:
     ):
         assert word.replace("'", "&#x27;") in page
     assert not any(tag in page for tag in ("<script", "<link", 'src="http', "@import"))
+
+
+def test_what_bound_each_seed_is_on_the_page_and_in_a_table(planned: Path) -> None:
+    seeds = pd.read_csv(planned / "seeds.csv")
+    seeds = seeds[seeds["settings"] == "measured"]
+    assert list(seeds["seed"]) == [0, 1, 2]
+    assert (seeds["broken_request_s"] > seeds["capacity_request_s"]).all()
+    assert seeds["why_not"].str.contains(r"_ms \S+ > \d+|falls behind: ").all()
+    page = (planned / "plan.html").read_text()
+    assert "What bound each seed" in page
+    assert "crossed" in page
+
+
+def test_interrupted_it_keeps_what_it_knew(
+    measured_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupt(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("harness.capacity.plan.fleet_at", interrupt)
+    asked = [str(measured_dir), "slo.ttft_p95_ms=150", "target_rate=100", "recommend=false", f"out={tmp_path}"]
+    assert main([*asked, "requests=60", "seeds=1"]) == 130
+    assert "what was known by then is written" in capsys.readouterr().err
+    assert pd.read_parquet(tmp_path / "plan.parquet")["capacity_request_s"].notna().all()
+    assert "this plan is not complete" in (tmp_path / "plan.html").read_text()
+
+
+def test_routers_that_cannot_differ_are_simulated_once(by_hand: SimpleNamespace) -> None:
+    setup = by_hand.setup()
+    apart = by_hand.workload(*[(i / 10, 9, 4) for i in range(30)])
+    alike = replace(apart, requests=tuple(replace(r, prompt_ids=(7,) * 9) for r in apart.requests))
+    assert simulated_routers(apart, setup) == ("round_robin", "least_loaded")
+    assert simulated_routers(alike, setup) == ("round_robin", "least_loaded", "prefix_aware")
+    records = [simulate_fleet(apart, setup, by_hand.true_model, 2, r, 0) for r in ("least_loaded", "prefix_aware")]
+    assert records[0].requests == records[1].requests
 
 
 def test_an_slo_that_nobody_meets_is_one_line(

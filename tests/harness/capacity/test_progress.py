@@ -10,7 +10,7 @@ import threading
 import pytest
 from rich.console import Console
 
-from harness.capacity.progress import Progress
+from harness.capacity.progress import Progress, TimeToGo
 
 
 def test_through_a_pipe_lines_come_from_time_to_time() -> None:
@@ -40,6 +40,20 @@ def test_in_a_terminal_the_line_is_replaced() -> None:
         say("trial [3] of 40")
     assert "trial [3] of 40" in out.getvalue()
     assert "\x1b[" in out.getvalue()  # drawn over
+
+
+def test_time_to_go_by_hand() -> None:
+    """100 requests took 10 s: 200, 300 after them and 500 later take 100."""
+    said: list[str] = []
+    clock = iter((0.0, 5.0, 15.0, 35.0))
+    course = TimeToGo(said.append, lambda: next(clock))
+    course.later = 500
+    tell = course.within("capacity")
+    tell("first", 100, 900)
+    tell("second", 200, 300)
+    course.later = 0
+    course.begins("last", 50)
+    assert said == ["capacity: first", "capacity: second, about 100 s to go", "last, some seconds to go"]
 
 
 @pytest.mark.parametrize("command", ["harness.capacity.app", "harness.tune.app"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,13 +11,15 @@ import pytest
 
 from harness.capacity.binding import binding_constraint, busy_share, littles_law
 from harness.capacity.load import Load
+from harness.capacity.page import latency_over_rate
 from harness.capacity.plan import short_words
-from harness.capacity.search import NothingMeets, Point, find_capacity, run_at, search
+from harness.capacity.search import NothingMeets, Point, Trials, find_capacity, run_at, search
+from harness.capacity.words import seed_rows
 from harness.record import RunRecord
 from harness.simulate.step_time import Cost
 from harness.slo import Slo
 from workloads import build_workload
-from workloads.arrivals import Burst, ClosedLoop, Poisson
+from workloads.arrivals import Burst, ClosedLoop, Constant, Gamma, Poisson
 from workloads.config import LengthConfig, SyntheticWorkload
 from workloads.workload import Workload
 
@@ -152,11 +155,11 @@ def test_a_rate_above_the_models_maximum_is_never_carried(by_hand: SimpleNamespa
     assert above.judged.generated_tok_s < 0.9 * above.judged.offered_tok_s
 
 
-def synthetic_of(tokens: int) -> Workload:
+def synthetic_of(tokens: int, arrival: Any = Poisson(3.0)) -> Workload:  # noqa: B008 (frozen)
     lengths = LengthConfig("uniform", low=1, high=3)
     answers = LengthConfig("fixed", value=tokens)
     settings = SyntheticWorkload(requests=60, prompt_tokens=lengths, output_tokens=answers)
-    return build_workload(settings, Poisson(3.0), vocab_size=500, seed=0)
+    return build_workload(settings, arrival, vocab_size=500, seed=0)
 
 
 def test_longer_trials_find_the_same_capacity(by_hand: SimpleNamespace) -> None:
@@ -191,6 +194,60 @@ def test_a_longer_trial_of_a_trace_holds_the_shorter_one(by_hand: SimpleNamespac
         short, longer = ({r.request_id for r in load.trial(n, seed).requests} for n in (50, 120))
         assert len(short) == 50
         assert short < longer
+
+
+def rising(by_hand: SimpleNamespace) -> tuple[Any, Any]:
+    """Steps that are longer the more rows they have: 64 places, 296/s of answers of 6 tokens at the most; the number in
+    the system rises to its level over many stays."""
+    return (
+        by_hand.setup(num_blocks=20_000, max_requests_per_batch=64, max_batch_tokens=128),
+        by_hand.model(Cost(0.0), Cost(4.0, row_ms=0.5), Cost(0.0)),
+    )
+
+
+def queueing(by_hand: SimpleNamespace) -> tuple[Any, Any]:
+    """Eight places and steps of 10 ms: 133/s of answers of 6 tokens at the most."""
+    return by_hand.setup(num_blocks=2000), by_hand.model(Cost(0.0), Cost(10.0), Cost(0.0))
+
+
+@pytest.mark.parametrize("arrival", [Constant(3.0), Poisson(3.0), Gamma(3.0, 2.0)], ids=lambda a: type(a).__name__)
+@pytest.mark.parametrize(("engine", "most"), [(rising, 64 / 36 / 6 * 1000), (queueing, 8 / 0.06)])
+def test_how_often_a_verdict_is_false(by_hand: SimpleNamespace, engine: Any, most: float, arrival: Any) -> None:
+    """20 seeds below and above what the engine can do, with limits that say nothing."""
+    setup, model = engine(by_hand)
+    load = Load.of(synthetic_of(6, arrival))
+
+    def refused(rate: float, seed: int) -> bool:
+        return not Trials(load, setup, model, SLOW, (seed,), 100, 400).run(rate, seed).met
+
+    assert sum(refused(0.85 * most, seed) for seed in range(20)) <= 1
+    assert sum(refused(1.25 * most, seed) for seed in range(20)) >= 19
+
+
+def test_falling_behind_is_seen_twice_and_named(by_hand: SimpleNamespace) -> None:
+    setup, model = queueing(by_hand)
+    found = find_capacity(Load.of(synthetic_of(6)), setup, model, SLOW, requests=150, seeds=(0, 1), start=120.0)
+    assert all(p.only_behind and p.confirmed for p in found.broken)
+    assert all(len(p.record.requests) == 2 * found.requests for p in found.broken)
+    header, rows = seed_rows(found)
+    assert len(rows) == 2
+    for row, broken in zip(rows, found.broken, strict=True):
+        why = row[header.index("because")]
+        assert re.fullmatch(r"falls behind: \S+ requests/s sent, \S+/s (admitted|ended) over \S+ s, as in .*", why)
+        assert why.startswith(str(broken.why_not))
+    figure, caption = latency_over_rate(found, SLOW)
+    crosses = [line for line in figure.axes[0].lines if line.get_label() == "falls behind"]
+    assert sorted(crosses[0].get_xdata()) == sorted(p.rate for p in found.points if p.falls_behind)
+    assert "crossed" in caption
+
+
+def test_a_trace_too_short_to_look_twice_says_so(by_hand: SimpleNamespace) -> None:
+    setup, model = queueing(by_hand)
+    load = Load.of(by_hand.workload(*[(i / 10, 2, 6) for i in range(300)]))
+    found = find_capacity(load, setup, model, SLOW, requests=300, seeds=(0,), start=120.0)
+    assert found.broken[0].confirmed is False
+    assert found.unconfirmed
+    assert "in one trial only" in seed_rows(found)[1][0][3]
 
 
 def test_gpus_are_counted_by_the_lower_of_interval_and_worst_seed() -> None:
