@@ -165,8 +165,8 @@ def synthetic_of(tokens: int, arrival: Any = Poisson(3.0)) -> Workload:  # noqa:
 def test_longer_trials_find_the_same_capacity(by_hand: SimpleNamespace) -> None:
     """A decode step takes longer the more rows it has, and a trial of 100 requests ends before the places fill: it
     grows, and twice the requests move the capacity by no more than its interval."""
-    load = Load.of(synthetic_of(30))
-    model = by_hand.model(Cost(0.0), Cost(1.0, row_ms=1.0), Cost(0.0))  # 1000 tokens/s: 33 requests/s at the most
+    load = Load.of(synthetic_of(10))
+    model = by_hand.model(Cost(0.0), Cost(1.0, row_ms=3.0), Cost(0.0))  # 333 tokens/s: 33 requests/s at the most
     setup = by_hand.setup(num_blocks=20_000, max_requests_per_batch=256)
     slo = Slo("gaps", itl_p99_ms=80)
     once, twice = (find_capacity(load, setup, model, slo, requests=n, seeds=(0, 1, 2), start=26.0) for n in (100, 200))
