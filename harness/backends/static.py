@@ -15,6 +15,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from transformers import Cache
 
 from harness.backends.base import TokenSink
 from harness.backends.failures import classify_failure
@@ -77,6 +78,7 @@ class StaticBackend:
         self._stopped = threading.Event()
         self._worker: threading.Thread | None = None
         self._waves = 0
+        self._kv_bytes: int | None = None
         self._steps: list[dict[str, Any]] = []
         # generate fills what its config leaves open from the model's own, say a repetition penalty: take that away
         self._models_own = model.generation_config
@@ -116,7 +118,7 @@ class StaticBackend:
         if self._worker is not None:
             self._worker.join()  # of the run before: it has taken its last wave
         self._sink, self._closed = sink, False
-        self._waves, self._steps = 0, []
+        self._waves, self._steps, self._kv_bytes = 0, [], None
         self._worker = threading.Thread(target=self._work, name="static-waves", daemon=True)
         self._worker.start()
 
@@ -177,7 +179,11 @@ class StaticBackend:
         return {"steps": len(self._steps), "waves": self._waves, "preemptions": 0}
 
     def memory(self) -> dict[str, int | None]:
-        return {"weights_bytes": sum(p.numel() * p.element_size() for p in self._model.parameters())}
+        """Weights, and the cache of the wave that had the largest when it ended; None if none has."""
+        if self._closed and self._worker is not None:
+            self._worker.join(1.0)  # a wave returns just after its last request has ended
+        weights = sum(p.numel() * p.element_size() for p in self._model.parameters())
+        return {"weights_bytes": weights, "kv_cache_bytes": self._kv_bytes}
 
     # -- waves ---------------------------------------------------------------------------------------------------
 
@@ -234,17 +240,25 @@ class StaticBackend:
             torch.manual_seed(self._generation.seed + self._waves)
         wave.begin()
         with torch.inference_mode():
-            self._model.generate(
+            ended = self._model.generate(
                 ids.to(self._model.device),
                 attention_mask=mask.to(self._model.device),
                 generation_config=config,
                 streamer=wave.streamer(),
                 stopping_criteria=wave.stopping_criteria(),
+                return_dict_in_generate=True,
             )
+        self._kv_bytes = max(self._kv_bytes or 0, _cache_bytes(ended.past_key_values))
 
     def _report_end(self, request: ScheduledRequest, outcome: Outcome, error: str | None) -> None:
         if self._sink is not None:
             self._sink.on_end(request.request_id, outcome, time.perf_counter_ns(), error)
+
+
+def _cache_bytes(cache: Cache) -> int:
+    """Keys and values of every layer, padding included."""
+    held = (getattr(layer, name, None) for layer in cache.layers for name in ("keys", "values"))
+    return sum(tensor.nbytes for tensor in held if tensor is not None)
 
 
 def _unlogged(step: dict[str, Any]) -> None:

@@ -48,7 +48,7 @@ class Observed:
     host: FloatArray
     device: FloatArray
     between: FloatArray  # until the next turn; NaN where the engine may have waited for requests
-    timed: BoolArray  # whether the device's own clock told `device`
+    timed: BoolArray  # whether `device` is the device's time alone, as it is on a GPU
     tail: FloatArray  # from the launch (or the end of the step before) to the tokens on the host
 
     @classmethod
@@ -76,10 +76,12 @@ class Observed:
             # Whoever decodes was there all the time, so the loop never waited.
             between[:-ahead] = np.where((decode[ahead:] > 0) & (gap >= 0), gap, np.nan)
         tail = np.maximum(end - np.maximum(before, start + host), 1e-6)
-        # Where steps overlap the host sees a step's end only when it looks for it, after its next launch. The events
-        # on the device tell better; one after the other a step's launch lies between its events, so there they do not.
+        # Where steps overlap the host sees a step's end only when it looks for it, after its next launch: the events on
+        # the device tell better. A step that is replayed with none before it has its own launch between its events, and
+        # there the host, which waits for it, tells better.
         gpu = _floats(known["gpu_ms"])
-        timed = np.isfinite(gpu) & overlapped
+        timed = np.isfinite(gpu)
+        events = timed & (overlapped | ~graph)
         return cls(
             prefill=prefill_rows > 0,
             graph=graph,
@@ -89,7 +91,7 @@ class Observed:
             keys=_floats(known["kv_tokens"]),
             pairs=np.where(prefill_rows > 0, _floats(known["prefill_pairs"]), 0.0),
             host=host,
-            device=np.where(timed, np.maximum(np.nan_to_num(gpu), 1e-6), tail),
+            device=np.where(events, np.maximum(np.nan_to_num(gpu), 1e-6), tail),
             between=between,
             timed=timed,
             tail=tail,

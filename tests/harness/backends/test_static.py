@@ -276,3 +276,24 @@ def test_it_serves_another_run_with_waves_of_its_own(llama: Any, sink: Any, requ
         assert backend.counters()["waves"] == 2
     backend.stop()
     assert [len(sink.seen[f"1-r{k}"].tokens) for k in range(3)] == [2, 3, 1]
+
+
+def test_the_ledger_holds_the_cache_of_the_largest_wave(llama: Any, sink: Any, requests: Requests) -> None:
+    backend = create("static", llama, {"wave": 2})
+    backend.warm_up(requests(PROMPTS, [40] * 4))  # larger than any that is measured
+    assert backend.memory()["kv_cache_bytes"] is not None
+    run(backend, sink, requests(PROMPTS, CAPS))
+    config = llama.config
+    position = 2 * 4 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim  # fp32
+    # Rows padded to the longer prompt; the last token of the longer answer is not computed on.
+    assert backend.memory()["kv_cache_bytes"] == max(2 * (5 + 6 - 1), 2 * (8 + 9 - 1)) * position
+    backend.stop()
+
+
+def test_a_cache_of_fixed_size_counts_whole(llama: Any, sink: Any, requests: Requests) -> None:
+    backend = create("static", llama, {"cache_implementation": "static"})
+    run(backend, sink, requests(PROMPTS, CAPS))
+    config = llama.config
+    position = 2 * 4 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim
+    assert backend.memory()["kv_cache_bytes"] >= 4 * (8 + 9 - 1) * position
+    backend.stop()
