@@ -11,9 +11,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 HIDDEN = 2.0
-"""The host's launches count as hidden if the device takes this much longer. They are measured on an idle host: in service
-it sends, delivers and schedules beside them, and steps that the device needed 1.1 to 1.7 times as long for were still
-up to a tenth slower launched than replayed (docs/performance.md)."""
+"""The host's launches count as hidden if the device takes this much longer. They are measured on an idle host: in
+service it sends, delivers and schedules beside them, and steps that the device needed 1.1 to 1.7 times as long for were
+still up to a tenth slower launched than replayed (docs/performance.md)."""
 
 
 @dataclass(frozen=True, slots=True)
