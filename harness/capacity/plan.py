@@ -121,6 +121,8 @@ def make_plan(
     setup, model = read_setup(results, runs[0]), fit_steps(results, runs)
     kv = kv_capacity(setup, typical_lengths(workload))
     notes = [*model.notes, *validation.notes]
+    if unseen := model.unseen_prompts([len(r.prompt_ids) for r in workload.requests]):
+        notes.append(unseen)
     if len(workload) < settings.requests and load.spec is None:
         notes.append(f"the workload has {len(workload)} requests, fewer than the {settings.requests} asked for a run")
     blank = Plan(settings, workload, setup, model, validation, kv, tuple(notes))

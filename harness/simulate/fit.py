@@ -17,6 +17,7 @@ import pandas as pd
 from engine.runner.buckets import mixed_decodes
 from harness.metrics.observations import BoolArray, FloatArray
 from harness.report.read import Results
+from harness.simulate.client_times import delivery_ms, floats, longest_prompt, send_ms, wake_ms
 from harness.simulate.nnls import nonnegative_least_squares
 from harness.simulate.setup import setting
 from harness.simulate.step_time import KINDS, Cost, Kind, ModelError, Residual, StepTimeModel
@@ -60,15 +61,15 @@ class Observed:
             max_rows: ``max_requests_per_batch``, which the sizes of captured steps depend on.
         """
         known = steps.dropna(subset=["t_s", "step_ms", "schedule_ms", "kind", "kv_tokens"])
-        start = _floats(known["t_s"]) * 1000
+        start = floats(known["t_s"]) * 1000
         order = np.argsort(start, kind="stable")
         known, start = known.iloc[order], start[order]
-        host, end = _floats(known["schedule_ms"]), start + _floats(known["step_ms"])
+        host, end = floats(known["schedule_ms"]), start + floats(known["step_ms"])
         before = np.concatenate(([-np.inf], end[:-1]))
-        decode, prefill_tokens = _floats(known["decode_rows"]), _floats(known["prefill_tokens"])
-        prefill_rows = _floats(known["prefill_rows"])
-        graph = np.nan_to_num(_floats(known["graph"])) > 0
-        tokens = decode + prefill_tokens + np.nan_to_num(_floats(known["padded_rows"]))
+        decode, prefill_tokens = floats(known["decode_rows"]), floats(known["prefill_tokens"])
+        prefill_rows = floats(known["prefill_rows"])
+        graph = np.nan_to_num(floats(known["graph"])) > 0
+        tokens = decode + prefill_tokens + np.nan_to_num(floats(known["padded_rows"]))
         between = np.full(len(known), np.nan)
         ahead = 2 if overlapped else 1
         if len(known) > ahead:
@@ -79,7 +80,7 @@ class Observed:
         # Where steps overlap the host sees a step's end only when it looks for it, after its next launch: the events on
         # the device tell better. A step that is replayed with none before it has its own launch between its events, and
         # there the host, which waits for it, tells better.
-        gpu = _floats(known["gpu_ms"])
+        gpu = floats(known["gpu_ms"])
         timed = np.isfinite(gpu)
         events = timed & (overlapped | ~graph)
         return cls(
@@ -88,8 +89,8 @@ class Observed:
             tokens=tokens,
             rows=decode + prefill_rows,
             places=_places(graph & (prefill_rows > 0), tokens, decode, max_rows),
-            keys=_floats(known["kv_tokens"]),
-            pairs=np.where(prefill_rows > 0, _floats(known["prefill_pairs"]), 0.0),
+            keys=floats(known["kv_tokens"]),
+            pairs=np.where(prefill_rows > 0, floats(known["prefill_pairs"]), 0.0),
             host=host,
             device=np.where(events, np.maximum(np.nan_to_num(gpu), 1e-6), tail),
             between=between,
@@ -210,6 +211,7 @@ def fit_steps(results: Results, run_ids: Iterable[str]) -> StepTimeModel:
         send_ms=sending,
         wake_ms=wake_ms(results, chosen, sending),
         delivery_row_ms=delivery_row,
+        longest_prompt=longest_prompt(results, chosen),
     )
 
 
@@ -299,61 +301,6 @@ def cost_of(kind: Kind, seen: Observed, found: Regression) -> tuple[Cost, Residu
     return cost, Residual(found.part, str(kind), int(own.sum()), *errors, spilled, *largest)
 
 
-def delivery_ms(results: Results, run_ids: Iterable[str]) -> tuple[float, float]:
-    """From the end of a step to the first tokens it brought, as the client saw them: constant, and by row of the step.
-
-    Of few or of always equally large steps nothing is said about rows.
-    """
-    delays, rows = [np.empty(0)], [np.empty(0)]
-    for run_id in run_ids:
-        steps = results.of_run("steps", run_id).dropna(subset=["t_s", "step_ms"])
-        first = _floats(results.of_run("requests", run_id)["t_first_s"].dropna())
-        ends = _floats(steps["t_s"]) + _floats(steps["step_ms"]) / 1000
-        order = np.argsort(ends)
-        at = np.searchsorted(ends[order], first, "right") - 1
-        brought = order[at[at >= 0]]
-        delays.append((first[at >= 0] - ends[brought]) * 1000)
-        rows.append((_floats(steps["decode_rows"]) + _floats(steps["prefill_rows"]))[brought])
-    known, size = np.concatenate(delays), np.concatenate(rows)
-    if not len(known):
-        return 0.0, 0.0
-    middle = float(np.median(size))
-    small, large = known[size <= middle], known[size > middle]
-    if len(small) < MIN_STEPS or len(large) < MIN_STEPS:
-        return float(np.median(known)), 0.0
-    # Through the medians of both halves: a late token here and there (another thread ran) does not count.
-    apart = float(np.median(size[size > middle]) - np.median(size[size <= middle]))
-    by_row = max(0.0, float(np.median(large) - np.median(small)) / apart)
-    return max(0.0, float(np.median(known - by_row * size))), by_row
-
-
-def send_ms(results: Results, run_ids: Iterable[str]) -> float:
-    """Median time that sending one request takes the client, from submissions in a row that were all overdue."""
-    waits: list[FloatArray] = []
-    for run_id in run_ids:
-        sent = results.of_run("requests", run_id).dropna(subset=["t_submit_s", "t_sched_s"]).sort_values("t_submit_s")
-        due, at = _floats(sent["t_sched_s"]), _floats(sent["t_submit_s"])
-        waits.append(np.diff(at)[due[1:] < at[:-1]] * 1000)
-    known = np.concatenate(waits) if waits else np.empty(0)
-    return float(np.median(known)) if len(known) >= MIN_STEPS else 0.0
-
-
-def wake_ms(results: Results, run_ids: Iterable[str], sending_ms: float) -> float:
-    """Median time from a request that was sent to an idle engine (sending it takes ``sending_ms``) to its step."""
-    waits: list[float] = []
-    for run_id in run_ids:
-        steps = results.of_run("steps", run_id).dropna(subset=["t_s", "step_ms"]).sort_values("t_s")
-        sent = np.sort(_floats(results.of_run("requests", run_id)["t_submit_s"].dropna()))
-        begun = _floats(steps["t_s"])
-        ended = np.concatenate(([-np.inf], np.maximum.accumulate(begun + _floats(steps["step_ms"]) / 1000)[:-1]))
-        first = np.searchsorted(sent, ended, "right")
-        # Nobody decodes, and whoever was sent since the last step ended had been waited for.
-        idle = (_floats(steps["decode_rows"]) == 0) & (first < len(sent)) & (ended < begun)
-        came = sent[np.minimum(first, len(sent) - 1)] if len(sent) else begun
-        waits += [float(w) * 1000 for w in (begun - came)[idle & (came <= begun)]]
-    return max(0.0, float(np.median(waits)) - sending_ms) if waits else 0.0
-
-
 def _places(replayed: BoolArray, tokens: FloatArray, decodes: FloatArray, max_rows: int) -> FloatArray:
     """[steps] decode rows that replayed steps with prompt tokens have room for; 0 where it is none."""
     found = np.zeros(len(tokens))
@@ -387,7 +334,3 @@ def beyond(knots: FloatArray, slopes: FloatArray, largest: float) -> float:
 def _segments(tokens: FloatArray, knots: FloatArray) -> list[FloatArray]:
     ends = np.concatenate((knots[1:], [np.inf]))
     return [np.clip(tokens - low, 0.0, high - low) for low, high in zip(knots, ends, strict=True)]
-
-
-def _floats(values: pd.Series) -> FloatArray:
-    return np.asarray(values.to_numpy(dtype=np.float64, na_value=np.nan), dtype=np.float64)

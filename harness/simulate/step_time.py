@@ -143,6 +143,7 @@ class StepTimeModel:
             time was not told apart from that of launching: it then begins after the launch.
         send_ms: what sending a request takes: so long until the engine can see it and the client can send the next.
         wake_ms: from a request that an idle engine can see until it begins its step.
+        longest_prompt: tokens of the longest prompt among the measured ones; None if that is not known.
     """
 
     host: Mapping[Kind, Cost]
@@ -156,6 +157,7 @@ class StepTimeModel:
     send_ms: float = 0.0
     wake_ms: float = 0.0
     delivery_row_ms: float = 0.0
+    longest_prompt: int | None = None
 
     def kind_for(self, kind: Kind) -> Kind:
         """The fitted kind that stands for ``kind``: itself, or the same work started the other way.
@@ -186,6 +188,23 @@ class StepTimeModel:
         """From the tokens of a step on the host to clients that can use them, in s."""
         return (self.delivery_ms + self.delivery_row_ms * rows) / 1000
 
+    def unseen_prompts(self, prompt_tokens: Sequence[int]) -> str | None:
+        """A sentence about prompts longer than any measured one; None if there are none.
+
+        What attention over a long prompt costs cannot be told from short ones, where it is lost in what a token costs.
+        """
+        longest = self.longest_prompt
+        longer = [tokens for tokens in prompt_tokens if longest is not None and tokens > longest]
+        if not longer:
+            return None
+        share = len(longer) / len(prompt_tokens)
+        shown = "less than 1%" if share < 0.01 else f"{share:.0%}"
+        return (
+            f"{shown} of the prompts are longer ({max(longer):,} tokens at most) than any that was measured "
+            f"({longest:,}): what attention over them costs is a guess, and a low one as a rule; measure a run with "
+            "prompts as long"
+        )
+
     def largest(self) -> dict[Kind, tuple[int, int, int]]:
         """By kind, most tokens, rows and keys of a measured step; beyond them the fit is extrapolated."""
         return {
@@ -207,6 +226,7 @@ class StepTimeModel:
             "send_ms": self.send_ms,
             "wake_ms": self.wake_ms,
             "delivery_row_ms": self.delivery_row_ms,
+            "longest_prompt": self.longest_prompt,
         }
         return json.dumps(content, indent=1)
 
@@ -237,6 +257,7 @@ class StepTimeModel:
                 content["send_ms"],
                 content["wake_ms"],
                 content["delivery_row_ms"],
+                content.get("longest_prompt"),
             )
         except (KeyError, TypeError, AttributeError, json.JSONDecodeError) as error:
             raise ModelError(

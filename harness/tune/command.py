@@ -126,7 +126,8 @@ def _tune(question: Question, settings: TuneSettings) -> int:
         print(best.why)
     with Progress("cb-tune") as say:
         validation = validate(results, lambda run_id: say(f"predicting measured run {run_id} from the others"))
-    for sentence in [*validation.sentences(), *validation.notes]:
+    unseen = model.unseen_prompts([len(r.prompt_ids) for r in workload.requests])
+    for sentence in [*validation.sentences(), *validation.notes, *filter(None, [unseen])]:
         print(f"! {sentence}")
     confirmed = None
     if settings.confirm:

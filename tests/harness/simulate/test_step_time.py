@@ -15,7 +15,8 @@ from engine.runner.batch import StepShape
 from engine.runner.buckets import StepBuckets
 from harness.report.read import Results, read_results
 from harness.simulate import ModelError, StepTimeModel, fit_steps
-from harness.simulate.fit import Observed, beyond, cost_of, delivery_ms, regress, wake_ms
+from harness.simulate.client_times import delivery_ms, wake_ms
+from harness.simulate.fit import Observed, beyond, cost_of, regress
 from harness.simulate.nnls import nonnegative_least_squares
 from harness.simulate.step_time import KINDS, Cost, Kind, Spread, Work
 from harness.simulate.validation import stalls
@@ -256,3 +257,48 @@ def test_no_step_log_is_said(measured_dir: Path) -> None:
     results = read_results(measured_dir)
     with pytest.raises(ModelError, match="no step log"):
         fit_steps(results, [])
+
+
+STAGES = Path(__file__).parents[3] / "results" / "reference" / "h200" / "stages" / "qwen3-4b"
+
+
+def test_steps_of_a_gpu_one_after_the_other_tell_the_devices_time() -> None:
+    """Replayed: from the launch to the tokens, for the events hold the launch. Launched: what the events say."""
+    runs = read_results(STAGES / "prefix_sharing")
+    run_id = runs.runs["run_id"].iloc[0]
+    steps = runs.of_run("steps", run_id)
+    graph = steps["graph"].astype(bool).to_numpy()
+    launched = steps.assign(graph=False)
+    assert graph.all()
+    assert steps["gpu_ms"].notna().all()
+    replayed, by_kernel = (Observed.read(table, False, 1024) for table in (steps, launched))
+    tail = (steps["step_ms"] - steps["schedule_ms"]).to_numpy(float)
+    assert replayed.timed.all()
+    assert replayed.device == pytest.approx(tail, abs=0.5)
+    assert by_kernel.timed.all()
+    assert by_kernel.device == pytest.approx(steps["gpu_ms"].to_numpy(float))
+    assert (by_kernel.device > replayed.device - 0.5).all()
+
+
+def test_the_same_device_is_found_whether_its_steps_were_launched_or_replayed() -> None:
+    """Two experiments on one GPU, prompts of 640 to 4,096 tokens: within 15 %, and of a plausible speed."""
+    found = []
+    for name in ("attention_backend", "prefix_sharing"):
+        results = read_results(STAGES / name)
+        model = fit_steps(results, results.runs["run_id"])
+        assert max(r.median_error for r in model.residuals if r.part == "device") < 0.07
+        for kind in (Kind(True, True), Kind(True, False)):
+            found.append(model.device[kind].fitted_ms(Work(2048, 20, 20_000, 2048 * 1000, 32)))
+    assert max(found) < 1.15 * min(found)
+    assert 28 < min(found) < 40  # 14.7 TFLOP in products alone, of a device that does 400 to 600 a second
+
+
+def test_prompts_longer_than_any_measured_are_told(by_hand: SimpleNamespace) -> None:
+    model = replace(by_hand.true_model, longest_prompt=1024)
+    assert model.unseen_prompts([1, 1024]) is None
+    said = model.unseen_prompts([100, 1025, 4096, 9])
+    assert said is not None
+    assert said.startswith("50% of the prompts are longer (4,096 tokens at most) than any that was measured (1,024)")
+    assert str(model.unseen_prompts([1] * 999 + [2000])).startswith("less than 1%")
+    assert replace(model, longest_prompt=None).unseen_prompts([5000]) is None
+    assert StepTimeModel.from_json(model.to_json()).longest_prompt == 1024

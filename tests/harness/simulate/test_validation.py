@@ -65,6 +65,22 @@ def test_later_runs_of_an_h200_are_predicted_by_what_was_there_before() -> None:
     assert (speed.loc["64"] / speed.loc["512"]).to_list() == pytest.approx([0.79, 0.80], abs=0.01)
 
 
+def test_long_prompts_are_predicted_once_some_were_measured() -> None:
+    """Prompts of 512 to 4,096 tokens by a model of other loads, two of which have long ones (docs/simulation.md)."""
+    h200 = ROOT / "results" / "reference" / "h200"
+    short = [h200 / "qwen3-4b" / name for name in ("nano", "decode_steps", "staged_20", "staged_40")]
+    stages = h200 / "stages" / "qwen3-4b"
+    others = read_all([stages / "max_batch_tokens"])
+    errors = []
+    for folders in (short, [*short, stages / "attention_backend", stages / "prefix_sharing"]):
+        found = predict(read_all(folders), others)
+        assert found["run_id"].nunique() == 15
+        errors.append(found["error"].abs().groupby(found["metric"]).median())
+    assert errors[1]["gen_tok_s"] < 0.05
+    assert errors[1]["ttft_p50_ms"] < TARGET
+    assert errors[1]["ttft_p95_ms"] < 0.2 < 0.3 < errors[0]["ttft_p95_ms"]
+
+
 def test_other_runs_are_predicted_as_a_table(
     make_measured: Callable[..., Path], measured_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
