@@ -14,7 +14,7 @@ from harness.report.read import Results
 
 # Enough points for a smooth curve and a true tail, however many samples there are.
 _QUANTILES = np.concatenate([np.linspace(0, 0.98, 197), np.linspace(0.98, 1, 41)[1:]])
-_LOG_FROM = 20  # a spread this large from the 5th to the 99.5th percentile is drawn on a logarithmic axis
+_LOG_FROM = 20  # a spread this large from the 5th percentile to the longest is drawn on a logarithmic axis
 
 
 def ttft_cdf(results: Results, members: Sequence[Arm], colours: Mapping[str, str]) -> tuple[Figure, str] | None:
@@ -51,7 +51,7 @@ def _cdf(
                 label=None if arm.series in labelled else arm.series,
             )
             labelled.add(arm.series)
-            largest, smallest = max(largest, np.quantile(data, 0.995)), min(smallest, np.quantile(data, 0.05))
+            largest, smallest = max(largest, data.max()), min(smallest, np.quantile(data, 0.05))
         ax.set_ylim(0, 1.01)
         ax.set_ylabel(f"share of {what}")
         if smallest > 0 and largest / smallest > _LOG_FROM:
