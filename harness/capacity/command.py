@@ -17,13 +17,14 @@ from harness.capacity.progress import Progress, TimeToGo
 from harness.capacity.question import QuestionError, configuration, parse, slo_of, workload_asked
 from harness.capacity.replay import fleet_table
 from harness.capacity.write import SETTINGS, write_plan
+from harness.interruption import by, exit_code, interrupting, signal_of
 from harness.report.read import Results, ResultsError
 from harness.simulate import ModelError, SetupError, fit_steps, read_setup
 from harness.simulate.source import measured_runs, read_all
 from harness.slo import Slo
 from workloads.workload import Workload
 
-INTERRUPTED = "interrupted: this plan is not complete; settings not tried and the fleet are missing"
+INCOMPLETE = "this plan is not complete; settings not tried and the fleet are missing"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,16 +34,17 @@ class _Arguments(PlanSettings):
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Exit status 0; 1 if no rate keeps the SLO; 2 with one line on standard error if nothing can be planned; 130 if
-    interrupted."""
+    """Exit status 0; 1 if no rate keeps the SLO; 2 with one line on standard error if nothing can be planned; 128 and
+    the number of the signal that interrupted it."""
     try:
-        return _run(arguments)
+        with interrupting():
+            return _run(arguments)
     except (QuestionError, ResultsError, ModelError, SetupError, ValueError, OSError) as error:
         print(f"cb-plan: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
-    except KeyboardInterrupt:
-        print("cb-plan: interrupted before anything was known", file=sys.stderr)
-        return 130
+    except KeyboardInterrupt as interrupt:
+        print(f"cb-plan: {by(signal_of(interrupt))} before anything was known", file=sys.stderr)
+        return exit_code(interrupt)
 
 
 def _run(arguments: Sequence[str]) -> int:
@@ -67,13 +69,14 @@ def _run(arguments: Sequence[str]) -> int:
     try:
         with Progress("cb-plan") as say:
             plan = make_plan(results, workload, settings, say, parts.append)
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as interrupt:
         if not parts:
             raise
-        plan = dataclasses.replace(parts[-1], notes=(INTERRUPTED, *parts[-1].notes))
+        came = by(signal_of(interrupt))
+        plan = dataclasses.replace(parts[-1], notes=(f"{came}: {INCOMPLETE}", *parts[-1].notes))
         path = write_plan(plan, directory, ["cb-plan", *arguments])
-        print(f"cb-plan: interrupted; what was known by then is written: {path}", file=sys.stderr)
-        return 130
+        print(f"cb-plan: {came}; what was known by then is written: {path}", file=sys.stderr)
+        return exit_code(interrupt)
     show(plan, console)
     path = write_plan(plan, directory, ["cb-plan", *arguments])
     if plan.recommended:
@@ -89,6 +92,8 @@ def _replay(results: Results, workload: Workload, origin: str, fleet: int, slo: 
     with Progress("cb-plan") as say:
         table = fleet_table(workload, setup, model, fleet, slo, TimeToGo(say).begins)
     console.print(_table("by router", *words.fleet_rows(table)))
+    if unseen := model.unseen_prompts([len(r.prompt_ids) for r in workload.requests]):
+        console.print(escape(f"! {unseen}"), highlight=False)
 
 
 def show(plan: Plan, console: Console) -> None:

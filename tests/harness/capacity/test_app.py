@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -91,16 +92,25 @@ def test_what_bound_each_seed_is_on_the_page_and_in_a_table(planned: Path) -> No
     assert "crossed" in page
 
 
+@pytest.mark.parametrize(
+    "number, told, code", [(signal.SIGINT, "Ctrl-C", 130), (signal.SIGTERM, "SIGTERM", 143)], ids=["int", "term"]
+)
 def test_interrupted_it_keeps_what_it_knew(
-    measured_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    measured_dir: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    number: signal.Signals,
+    told: str,
+    code: int,
 ) -> None:
     def interrupt(*_: Any, **__: Any) -> None:
-        raise KeyboardInterrupt
+        signal.raise_signal(number)
 
     monkeypatch.setattr("harness.capacity.plan.fleet_at", interrupt)
     asked = [str(measured_dir), "slo.ttft_p95_ms=150", "target_rate=100", "recommend=false", f"out={tmp_path}"]
-    assert main([*asked, "requests=60", "seeds=1"]) == 130
-    assert "what was known by then is written" in capsys.readouterr().err
+    assert main([*asked, "requests=60", "seeds=1"]) == code
+    assert f"cb-plan: interrupted by {told}; what was known by then is written" in capsys.readouterr().err
     assert pd.read_parquet(tmp_path / "plan.parquet")["capacity_request_s"].notna().all()
     assert "this plan is not complete" in (tmp_path / "plan.html").read_text()
 
