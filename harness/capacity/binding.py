@@ -19,10 +19,17 @@ OFTEN = 0.05
 
 @dataclass(frozen=True)
 class Binding:
-    """The binding constraint: ``ttft``, ``itl``, ``kv_memory``, ``max_requests`` or ``compute``, and why."""
+    """What binds.
+
+    Attributes:
+        name: ``ttft``, ``itl``, ``kv_memory``, ``max_requests`` or ``compute``.
+        reason: what shows it.
+        cuttable: whether prompts in long steps are what binds, which a smaller ``max_batch_tokens`` would cut.
+    """
 
     name: str
     reason: str
+    cuttable: bool = False
 
 
 @dataclass(frozen=True)
@@ -67,19 +74,19 @@ def binding_constraint(point: Point) -> Binding:
     if busy >= BUSY and (waits > OFTEN or name == "compute" or point.falls_behind):
         return Binding("compute", f"a step ran {busy:.0%} of the time and requests waited for it ({broken})")
     if name == "itl":
-        return Binding(name, f"{broken}, {_long_steps(steps)}")
+        tokens = _prompt_tokens_of_long_steps(steps)
+        if not tokens:
+            return Binding(name, f"{broken}, and its longest steps hold no prompt: decoding itself takes too long")
+        return Binding(name, f"{broken}, and its longest steps hold {tokens:,} prompt tokens", cuttable=True)
     return Binding(name, f"{broken}, though few wait (a step ran {busy:.0%} of the time): single steps take too long")
 
 
-def _long_steps(steps: pd.DataFrame) -> str:
-    """What the steps hold that make the longest gaps."""
+def _prompt_tokens_of_long_steps(steps: pd.DataFrame) -> int:
+    """Prompt tokens of the steps that make the longest gaps (median)."""
     end = steps["t_ns"].to_numpy() / 1e6 + steps["step_ms"].to_numpy()
     gap = np.diff(end, prepend=end[:1])
     long = steps[gap >= np.quantile(gap, 0.99)]
-    tokens = int(long["prefill_tokens"].median())
-    if not tokens:
-        return "and its longest steps hold no prompt: decoding itself takes too long"
-    return f"and its longest steps hold {tokens:,} prompt tokens: a smaller max_batch_tokens cuts them"
+    return int(long["prefill_tokens"].median())
 
 
 def busy_share(point: Point) -> float:

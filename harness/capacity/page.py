@@ -45,7 +45,7 @@ def plan_page(plan: Plan, folder: Path, command: Sequence[str]) -> str:
         f'<p class="soft">{escape(runs)} · {escape(device)} · simulated, step times from {count} measured runs</p>'
     )
     head += [f'<p class="headline">{escape(line)}</p>' for line in words.headline(plan)]
-    items = "".join(f"<li>{escape(line)}</li>" for line in words.remarks(plan))
+    items = "".join(f"<li>{escape(_title(line))}</li>" for line in words.remarks(plan))
     head.append(f'<div class="notes"><strong>Before you believe the numbers</strong><ul>{items}</ul></div>')
     return page(
         title,
@@ -110,18 +110,18 @@ def latency_over_rate(capacity: Capacity, slo: Slo) -> tuple[Figure, str]:
                 )
             limit = slo.run_limits.get(metric)
             if limit is not None:
-                ax.axhline(limit, color="#d55e00", linewidth=1)
+                ax.axhline(limit, color=INK, linewidth=1, linestyle="--")
                 kept = [p.values[metric] for p in capacity.kept if p.values[metric] is not None]
                 ax.set_ylim(0, max([limit * 3, *kept]) * 1.05)
             else:
                 from_zero(ax)
-            ax.axvline(capacity.rate, color="#009e73", linewidth=1)
+            ax.axvline(capacity.rate, color=INK, linewidth=1, linestyle=":")
             ax.set_ylabel(label)
         axes[-1].set_xlabel("requests/s")
         log_scale(axes[-1], "x")
         legend_above(axes[0])
     caption = (
-        "Simulated runs of the search, one line a seed. Horizontal: the limit; vertical: the capacity found (mean over "
+        "Simulated runs of the search, one line a seed. Dashed: the limit; dotted: the capacity found (mean over "
         "seeds); crossed: requests end slower than they come. Where a limit is drawn the axis ends at three times it."
     )
     return figure, caption

@@ -53,7 +53,7 @@ def improve(
     for change in candidates(setup):
         ((name, value),) = change.items()
         if not meets(setup.changed(**change), f"{name}={value}", base * (1 + WORTH)):
-            seen.setdefault(name, []).append(f"{value}: less")
+            seen.setdefault(name, []).append(f"{value}: not {base * (1 + WORTH):.3g}/s")
             continue
         try:
             rate = capacity_of(setup.changed(**change), f"{name}={value}").rate

@@ -9,6 +9,7 @@ import pandas as pd
 
 from harness.capacity.binding import Binding
 from harness.capacity.plan import Plan
+from harness.capacity.recommend import WORTH
 from harness.capacity.search import Capacity
 from harness.report.quantity import UNKNOWN, memory, number
 
@@ -30,24 +31,33 @@ def headline(plan: Plan) -> list[str]:
         return [f"No answer under this SLO: {plan.unmet}."]
     lines = [f"One GPU carries {rate_words(plan.capacity)} of '{plan.workload.name}' within {limits(plan)}."]
     if plan.binding is not None:
-        lines.append(binding_words(plan.binding))
+        lines.append(binding_words(plan.binding, chunk_words(plan) if plan.binding.cuttable else ""))
     if plan.improved is not None:
         lines.append(f"With the recommended settings it carries {rate_words(plan.improved)}.")
     target = plan.settings.target_rate
     if plan.gpus is not None and target is not None:
-        gpus = f"{plan.gpus} GPU" + ("s" if plan.gpus > 1 else "")
         sure = number((plan.improved or plan.capacity).sure)
         lines.append(
-            f"{number(target)} requests/s need {gpus}{' with those' if plan.improved is not None else ''}, with "
-            f"{plan.settings.headroom:.0%} headroom below {sure} requests/s each "
-            "(the lower end of the interval, or the worst seed if that is less)."
+            f"{number(target)} requests/s need {gpus_words(plan.gpus)}"
+            f"{' with those' if plan.improved is not None else ''}, with {plan.settings.headroom:.0%} headroom below "
+            f"{sure} requests/s each (the lower end of the interval, or the worst seed if that is less)."
         )
     if plan.cost_per_million is not None:
+        load = (
+            f"at {number(target)} requests/s on {gpus_words(plan.gpus)}"
+            if plan.gpus is not None and target is not None
+            else f"at {1 - plan.settings.headroom:.0%} of what a GPU carries"
+        )
         lines.append(
-            f"A million generated tokens cost {number(plan.cost_per_million)} at that load, in the currency "
-            "of price_per_gpu_hour."
+            f"A million generated tokens cost {number(plan.cost_per_million)} {load}, in the currency of "
+            "price_per_gpu_hour."
         )
     return [*lines, *trust(plan)]
+
+
+def gpus_words(count: int) -> str:
+    """How many GPUs."""
+    return f"{count} GPU" + ("s" if count > 1 else "")
 
 
 def trust(plan: Plan) -> list[str]:
@@ -107,9 +117,20 @@ def seed_rows(capacity: Capacity) -> tuple[Sequence[str], list[list[str]]]:
     return header, rows
 
 
-def binding_words(binding: Binding) -> str:
+def binding_words(binding: Binding, remedy: str = "") -> str:
     """What limits it."""
-    return f"What binds is {BINDING_WORDS[binding.name]}: {binding.reason}."
+    return f"What binds is {BINDING_WORDS[binding.name]}: {binding.reason}{remedy}."
+
+
+def chunk_words(plan: Plan) -> str:
+    """What a smaller ``max_batch_tokens``, which cuts prompts, is worth: as far as it was tried."""
+    measured = plan.setup.max_batch_tokens
+    chosen = next((s.value for s in plan.recommended if s.name == "max_batch_tokens"), None)
+    if chosen is None or not plan.settings.recommend:
+        return ": a smaller max_batch_tokens would cut them (not tried)"
+    if chosen < measured:
+        return f": max_batch_tokens={chosen} cuts them"
+    return f": smaller max_batch_tokens than {measured}, which would cut them, do not carry {WORTH:.0%} more"
 
 
 def remarks(plan: Plan) -> list[str]:
@@ -154,11 +175,13 @@ def memory_of_token(size: float) -> str:
 
 
 def validation_rows(frame: pd.DataFrame) -> tuple[Sequence[str], list[list[str]]]:
-    """Predicted against measured: medians over the repeats of a condition, what was measured with its range."""
+    """Predicted against measured: medians over the repeats of a condition, what was measured with its range. The error
+    is that of the medians shown; the median error that the remarks name is over single runs."""
     header = ("workload", "arm", "runs", "metric", "measured", "predicted", "error", "seen by the model")
     rows = []
     for (condition, metric), runs in frame.groupby(["condition", "metric"], sort=False):
         measured, arm = runs["measured"], str(runs["arm"].iloc[0])
+        off = round(100 * (runs["predicted"].median() / measured.median() - 1), 1) + 0.0  # no -0.0
         between = f" ({number(measured.min())}–{number(measured.max())})" if len(runs) > 1 else ""
         rows.append(
             [
@@ -168,7 +191,7 @@ def validation_rows(frame: pd.DataFrame) -> tuple[Sequence[str], list[list[str]]
                 str(metric),
                 number(measured.median()) + between,
                 number(runs["predicted"].median()),
-                f"{runs['error'].median():+.1%}",
+                f"{off:+.1f}%",
                 "no" if runs["held_out"].all() else "yes",
             ]
         )

@@ -168,9 +168,10 @@ class StepTimeModel:
         for candidate in (kind, Kind(kind.prefill, not kind.graph)):
             if candidate in self.device:
                 return candidate
+        which = "with" if kind.prefill else "without"
         raise ModelError(
-            f"the step log held no step {'with' if kind.prefill else 'without'} prompt tokens, so none can be "
-            "predicted: fit to a run with more requests"
+            f"the step logs hold too few steps {which} prompt tokens to learn from, so none can be predicted: fit to "
+            "runs with more requests"
         )
 
     def done_ms(self, kind: Kind, free_ms: float, begun_ms: float, launched_ms: float, device_ms: float) -> float:

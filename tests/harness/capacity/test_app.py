@@ -15,8 +15,11 @@ import pytest
 import yaml
 
 from engine import ContinuousBatchingConfig
+from harness.capacity import words
 from harness.capacity.app import main
+from harness.capacity.binding import Binding
 from harness.capacity.plan import cost_per_million
+from harness.capacity.recommend import Setting
 from harness.capacity.replay import simulated_routers
 from harness.simulate import StepTimeModel, simulate_fleet
 from harness.store import read_result
@@ -176,3 +179,35 @@ def test_a_wrong_question_is_one_line(
 def test_help_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--help"]) == 0
     assert "price_per_gpu_hour" in capsys.readouterr().out
+
+
+def test_advice_is_what_was_tried() -> None:
+    """A step's prompts bind: what cutting them is worth is said from the trials, not against them."""
+    plan: Any = SimpleNamespace(
+        setup=SimpleNamespace(max_batch_tokens=2048),
+        settings=SimpleNamespace(recommend=True),
+        recommended=(Setting("max_batch_tokens", 2048, ""),),
+    )
+    binding = Binding("itl", "itl_p99_ms 51 > 50, and its longest steps hold 1,737 prompt tokens", cuttable=True)
+    kept = words.binding_words(binding, words.chunk_words(plan))
+    assert kept.endswith("smaller max_batch_tokens than 2048, which would cut them, do not carry 5% more.")
+    plan.recommended = (Setting("max_batch_tokens", 512, ""),)
+    assert words.binding_words(binding, words.chunk_words(plan)).endswith(": max_batch_tokens=512 cuts them.")
+    plan.settings.recommend = False
+    assert words.binding_words(binding, words.chunk_words(plan)).endswith("would cut them (not tried).")
+
+
+def test_errors_are_those_of_the_medians_beside_them() -> None:
+    rows = pd.DataFrame(
+        {
+            "condition": "nano ours",
+            "metric": "ttft_p50_ms",
+            "arm": "ours",
+            "measured": [900.0, 1000.0, 1100.0],
+            "predicted": [999.9, 900.0, 1000.2],
+            "error": [0.11, -0.1, -0.09],
+            "held_out": True,
+        }
+    )
+    ((*_, measured, predicted, error, seen),) = words.validation_rows(rows)[1]
+    assert (measured, predicted, error, seen) == ("1,000 (900–1,100)", "1,000", "+0.0%", "no")

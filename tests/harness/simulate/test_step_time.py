@@ -51,7 +51,7 @@ def test_an_unmeasured_kind_is_the_other_start_or_an_error(by_hand: SimpleNamesp
     only = Kind(False, True)
     model = StepTimeModel({only: full.host[only]}, {only: full.device[only]}, full.between, 0.0)
     assert model.kind_for(Kind(False, False)) == only
-    with pytest.raises(ModelError, match="no step with prompt tokens"):
+    with pytest.raises(ModelError, match="too few steps with prompt tokens"):
         model.kind_for(Kind(True, False))
 
 
