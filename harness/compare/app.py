@@ -21,7 +21,8 @@ from harness import manifest
 from harness.analysis.comparison import Finding, tests_in, write_comparison
 from harness.analysis.verdict import Thresholds, Verdict
 from harness.compare.compatibility import Mismatch, mismatches
-from harness.compare.pairing import Pairing, findings_of, pair_arms
+from harness.compare.pairing import Pair, Pairing, findings_of, pair_arms
+from harness.report.config_diff import DERIVED, key_of
 from harness.report.page import page, section, text_table
 from harness.report.quantity import UNKNOWN, in_unit, times
 from harness.report.read import ResultsError, read_results
@@ -58,7 +59,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         findings = findings_of(pairing)
         out = args.out or args.b / "comparisons" / default_name(args.a, args.arm_a, args.arm_b)
         write_comparison(out, findings)
-        text = _page(args.a, args.b, remarks(differing, pairing, apart), differing, findings)
+        folders = _folders(args.a, args.b)
+        said = remarks(differing, pairing, apart, folders)
+        text = _page(args.a, args.b, said, differing, findings)
         (out / "comparison.html").write_text(text, encoding="utf-8")
     except (ResultsError, ValueError, OSError) as error:
         print(f"cb-compare: {error}", file=sys.stderr)
@@ -66,7 +69,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.json:
         print(json.dumps(_as_json(differing, pairing, findings), indent=1))
     else:
-        _print(remarks(differing, pairing, apart), pairing, findings)
+        _print(said, pairing, findings, folders)
         print(f"\ntables and page: {out}")
     return EXIT_CONFOUNDED if any(f.verdict == Verdict.CONFOUNDED for f in findings) else 0
 
@@ -81,7 +84,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--arm-a", metavar="NAME", help="take only this engine or value of A")
     parser.add_argument("--arm-b", metavar="NAME", help="take only this engine or value of B")
     parser.add_argument(
-        "--variable", help="what is compared, e.g. engine.page_size; default: the one setting that differs"
+        "--variable",
+        metavar="KEY[,KEY]",
+        help="what is compared, e.g. engine.page_size or page_size; default: the one setting that differs",
     )
     parser.add_argument("--force", action="store_true", help="compare although requests, seeds, machine … differ")
     parser.add_argument("--json", action="store_true", help="print differences and findings as JSON")
@@ -103,37 +108,58 @@ def command_of(directory: Path) -> Path:
     return next((p for p in (path, *path.parents) if (p / manifest.FILE).is_file()), path)
 
 
-def remarks(differing: Sequence[Mismatch], pairing: Pairing, apart: bool) -> list[str]:
+def _folders(a: Path, b: Path) -> tuple[str, str]:
+    """What the two sets are called: by their folders' names, or as they were given where those are alike."""
+    names = a.resolve().name, b.resolve().name
+    return names if names[0] != names[1] else (str(a), str(b))
+
+
+def _sides(pair: Pair, folders: tuple[str, str]) -> tuple[str, str]:
+    """What the two arms of a pair are called; by their folders where their own names are alike."""
+    a, b = pair.a.series, pair.b.series
+    if a.removeprefix("A: ") != b.removeprefix("B: "):
+        return a, b
+    return f"A ({folders[0]})", f"B ({folders[1]})"
+
+
+def remarks(differing: Sequence[Mismatch], pairing: Pairing, apart: bool, folders: tuple[str, str]) -> list[str]:
     """What a reader must know besides the numbers, a sentence each.
 
     Args:
         apart: whether the two sets were measured by different commands.
+        folders: what the sets are called.
     """
+    source = any(m.kind == "source" for m in differing)
     lines = [("" if m.matters else "noted, ") + m.in_words() for m in differing]
     lines += pairing.unmatched
     for pair in pairing.pairs:
-        what = pair.variable or "no setting: the source, or nothing"
-        lines.append(f"{pair.a.series} against {pair.b.series}: compared is {what}")
-        derived = [d.field for d in pair.differences if d.kind == "derived"]
+        a, b = _sides(pair, folders)
+        if pair.variable is not None:
+            lines.append(f"{a} against {b}: compared is {pair.variable}")
+        elif not pair.confounded:
+            code = "the code does" if source else "nor does the code, as far as recorded: the same was measured twice"
+            lines.append(f"{a} against {b}: no setting differs, {'but ' if source else ''}{code}")
+        derived = [key_of(d.field) for d in pair.differences if d.kind == DERIVED]
         if derived:
-            lines.append(f"{pair.b.series}: derived from it: {', '.join(derived)}")
+            lines.append(f"{b}: derived from other settings: {', '.join(derived)}")
         if pair.confounded:
-            names = ", ".join(pair.confounded)
+            names = [*(pair.variable.split(",") if pair.variable else []), *pair.confounded]
             lines.append(
-                f"{pair.b.series}: confounded by {names}. Measure again with {names} pinned to one value, or declare "
-                "what is compared with --variable (several with commas between)"
+                f"{b}: confounded by {', '.join(pair.confounded)}. Measure again with one setting changed, or compare "
+                f"them together: --variable {','.join(names)}"
             )
     if apart:
         lines.append("The two sets were measured apart: block i of one did not run beside block i of the other.")
     return lines
 
 
-def _print(said: Sequence[str], pairing: Pairing, findings: Sequence[Finding]) -> None:
+def _print(said: Sequence[str], pairing: Pairing, findings: Sequence[Finding], folders: tuple[str, str]) -> None:
     console = Console() if sys.stdout.isatty() else Console(width=200, no_color=True)
     for pair in pairing.pairs:
         rows = [f for f in findings if (f.facet, f.arm) == (pair.facet, pair.b.series)]
+        a, b = _sides(pair, folders)
         table = Table(
-            title=plain(f"{pair.facet}: {pair.b.series} over {pair.a.series}"),
+            title=plain(f"{pair.facet}: {b} over {a}"),
             title_justify="left",
             box=box.SIMPLE_HEAD if console.is_terminal else box.MARKDOWN,
         )

@@ -9,8 +9,10 @@ import pandas as pd
 
 from harness.analysis.comparison import PAIR_BY, Candidate, Finding, compare, objection
 from harness.analysis.design import SEEDS
+from harness.compare.variable import declared_keys
 from harness.report.arms import Arm
-from harness.report.config_diff import OTHER, PART, Difference, config_differences
+from harness.report.config_diff import OTHER, PART, Difference, config_differences, confounders, key_of
+from harness.report.model_names import model_labels
 from harness.report.read import Results
 
 _ANY = "unnamed"
@@ -28,9 +30,9 @@ class Pair:
 
     Attributes:
         facet: the requests and model both had.
-        variable: what is compared: named, or the one setting that differs; None if only the source does, or nothing.
+        variable: config keys of what is compared: named, or the one setting that differs; None if none or several do.
         differences: of their resolved settings.
-        confounded: settings that differ besides the variable.
+        confounded: config keys of the settings that differ besides the variable.
     """
 
     facet: str
@@ -64,13 +66,13 @@ def pair_arms(
     and value.
 
     Args:
-        variable: what is compared; None = the one setting that differs.
+        variable: what is compared, see :func:`declared_keys`; None = the one setting that differs.
         arm_a, arm_b: engine or value of the arm to take of each set; None = all.
         apart: columns of the runs table in which the sets differ and all the same are compared.
 
     Raises:
-        ValueError: an arm that is not there, no arm of one has a counterpart in the other, or a pair has the same runs
-            on both sides.
+        ValueError: a variable that is no setting, an arm that is not there, no arm of one has a counterpart in the
+            other, or a pair has the same runs on both sides.
     """
     sides = [_arms(results, wanted, name, apart) for results, wanted, name in ((a, arm_a, "A"), (b, arm_b, "B"))]
     joined = Results(
@@ -79,6 +81,8 @@ def pair_arms(
         (),
         (),
     )
+    if variable is not None:
+        variable = declared_keys(variable, map(key_of, joined.tables["config"]["field"].dropna().unique()))
     pairs, unmatched = [], []
     for facet in dict.fromkeys([*sides[0], *sides[1]]):
         own, other = sides[0].get(facet, {}), sides[1].get(facet, {})
@@ -118,8 +122,9 @@ def _arms(
     """Arms by facet and by (engine, value); second runs of A/A left out."""
     runs = results.runs[(results.runs["replica"].fillna(0) == 0) & (results.runs["status"] == "ok")]
     names = [n for n in ("model", "workload", "workload_hash", "device") if n not in apart]
+    labels = model_labels(runs["model"].dropna())
     parts = [
-        runs[name]
+        (runs[name].map(labels) if name == "model" else runs[name])
         .astype("string")
         .fillna(_ANY)
         .str.split(":")
@@ -151,16 +156,11 @@ def _pair(joined: Results, a: Arm, b: Arm, variable: str | None) -> Pair:
     found = _relevant(config_differences(joined, arms))
     others = [d.field for d in found if d.kind in (OTHER, PART)]
     if variable is None:
-        variable = "engine" if a.engine != b.engine else _named(others[0]) if len(others) == 1 else None
+        variable = "engine" if a.engine != b.engine else key_of(others[0]) if len(others) == 1 else None
     if variable is not None:
         arms = [_with_variable(arm, variable) for arm in arms]
         found = _relevant(config_differences(joined, arms))
-    confounded = tuple(d.field for d in found if d.kind == OTHER)
-    return Pair(a.facet, arms[0], arms[1], variable, tuple(found), confounded)
-
-
-def _named(field: str) -> str:
-    return field if "." in field else f"engine.{field}"
+    return Pair(a.facet, arms[0], arms[1], variable, tuple(found), confounders(found))
 
 
 def _with_variable(arm: Arm, variable: str) -> Arm:

@@ -15,6 +15,7 @@ from functools import cached_property
 import pandas as pd
 
 from harness.gate import EQUAL, EXPLAINED, FAILED
+from harness.report.model_names import model_labels
 from harness.report.read import Results
 from harness.sweep import as_number, config_hashes
 from harness.tables import MIN_P99_SAMPLES
@@ -163,14 +164,16 @@ def group_arms(results: Results) -> list[Arm]:
     keys = [dict(zip((*_FACET, *_SERIES), key, strict=True)) for key in groups]
     facet_names = _differing(keys, _FACET)
     series_names = _series_names(keys)
+    labels = model_labels(key["model"] for key in keys if key["model"])
     arms = []
     for key, positions in zip(keys, groups.values(), strict=True):
         runs = all_runs.iloc[positions]
+        shown = {**key, "model": labels.get(key["model"] or "")}
         variables = runs["variable"].dropna()
         variable = str(variables.iloc[0]) if len(variables) else None
         arms.append(
             Arm(
-                facet=" · ".join(key[n] or "?" for n in facet_names if key[n] or n != "load"),
+                facet=" · ".join(shown[n] or "?" for n in facet_names if shown[n] or n != "load"),
                 series=_series_label(key, series_names, variable),
                 engine=key["engine"] or "?",
                 value=key["arm"],

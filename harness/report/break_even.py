@@ -54,14 +54,19 @@ class Starts:
 
 
 def warm_up_section(arms: Sequence[Arm]) -> str:
-    """Warm-up and rate of each arm against the baseline's, and from how many tokens on it pays; "" if warm-ups are
-    alike. Arms that differ by their requests or arrivals are left out: there the load makes the rate."""
+    """Warm-up and rate of each arm against the baseline's, and from how many tokens on it pays.
+
+    "" if warm-ups are alike, or if of no arm it is known when its own pays. Arms that differ by their requests or
+    arrivals are left out: there the load makes the rate.
+    """
     rows = []
     single = False
     for facet, members in by_facet([a for a in arms if not a.varies_requests]).items():
         known = [(a, s, r.median) for a in members if (s := Starts.of(a)) and (r := a.spread("gen_tok_s"))]
         base = next((k for k in known if k[0] is baseline_of(members)), None)
         if base is None or base[2] <= 0 or _alike([starts for _, starts, _ in known]):
+            continue
+        if base[1].warm is None or all(s.warm is None for a, s, _ in known if a is not base[0]):
             continue
         for arm, starts, rate in known:
             if arm.is_replica or rate <= 0:

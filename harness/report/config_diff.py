@@ -77,8 +77,13 @@ def _joined(entries: Sequence[tuple[str, str] | None]) -> str | None:
 
 
 def confounders(differences: Sequence[Difference]) -> tuple[str, ...]:
-    """Settings that make a comparison confounded."""
-    return tuple(dict.fromkeys(d.field for d in differences if d.kind == OTHER))
+    """Config keys of the settings that make a comparison confounded."""
+    return tuple(dict.fromkeys(key_of(d.field) for d in differences if d.kind == OTHER))
+
+
+def key_of(field: str) -> str:
+    """The config key of a field of the config table, as it is typed on a command line: ``engine.page_size``."""
+    return field if field.startswith(_OWN_PREFIX) else f"engine.{field}"
 
 
 def is_identical(differences: Sequence[Difference], baseline: Arm, arm: Arm, settings: Settings) -> bool:
@@ -90,16 +95,12 @@ def is_identical(differences: Sequence[Difference], baseline: Arm, arm: Arm, set
         return False
     known = [settings.get(str(r), {}) for a in (baseline, arm) for r in a.runs["run_id"]]
     declared = arm.variable.split(",")
-    return all(fields and all(name in ("engine", *_recorded(fields)) for name in declared) for fields in known)
-
-
-def _recorded(fields: Mapping[str, object]) -> list[str]:
-    return [name if name.startswith(_OWN_PREFIX) else f"engine.{name}" for name in fields]
+    return all(fields and all(name in ("engine", *map(key_of, fields)) for name in declared) for fields in known)
 
 
 def _kind(field: str, values: dict[str, str | None], sources: Sequence[str], variable: str | None) -> str:
     declared = variable.split(",") if variable else []
-    name = field if field.startswith(_OWN_PREFIX) else f"engine.{field}"
+    name = key_of(field)
     # A setting that is itself a mapping is recorded whole: workload.prefix for workload.prefix.fraction.
     if name in declared or any(d.startswith(f"{name}.") for d in declared):
         return DECLARED

@@ -17,13 +17,14 @@ from harness.gate import EXPLAINED
 from harness.report.arms import Arm, Spread, baseline_of, by_facet, group_arms, memory_metric, ratio
 from harness.report.completeness import missing_notes
 from harness.report.memory import ledger_sentences
+from harness.report.model_names import model_labels
 from harness.report.phases import phase_tables
 from harness.report.quantity import UNKNOWN, memory, number, times
 from harness.report.read import Results, read_results
 from harness.report.saturation import knee_sentences
 from harness.report.slo import slo_sentences
 from harness.report.validity import PERCENTILES, validity_notes
-from harness.report.verdicts import compare_arms, verdict_sentences
+from harness.report.verdicts import compare_arms, no_verdict_sentences, verdict_sentences
 
 _PIPE_WIDTH = 240  # nothing is wrapped or cut where no terminal sets a width
 
@@ -89,8 +90,9 @@ def _title(facet: str, members: list[Arm], results: Results) -> str:
     runs = members[0].runs
     varied = [str(v) for name in ("experiment", "variable") for v in runs[name].dropna().unique()]
     # what the facet does not say is the same in all of them
-    equal = [results.runs[name].dropna().unique() for name in ("workload", "model", "device")]
-    on = [facet, *(str(values[0]) for values in equal if len(values) == 1)]
+    models = model_labels(results.runs["model"].dropna())
+    workloads, devices = (list(results.runs[name].dropna().unique()) for name in ("workload", "device"))
+    on = [facet, *(str(v[0]) for v in (workloads, list(models.values()), devices) if len(v) == 1)]
     head = ": ".join(dict.fromkeys(varied))
     said = " · ".join(part for part in on if part)
     return escape(f"{head} on {said}" if head and said else head or said) + " (times in ms)"
@@ -187,6 +189,7 @@ def _remarks(results: Results, arms: list[Arm], findings: Sequence[Finding], gre
     shown = {metric: name for metric, name in PERCENTILES.items() if metric in _LATENCIES}
     if any(len(a.measured) > 1 for a in arms):
         lines.append("Medians over repeats, range in brackets; ratios are geometric means over pairs of equal repeats.")
+    lines += no_verdict_sentences(findings)
     lines += verdict_sentences(arms, findings, {"gen_tok_s": "tok/s", **_LATENCIES})
     lines += [*knee_sentences(arms), *slo_sentences(arms), *ledger_sentences(results, arms)]
     return lines + [

@@ -12,6 +12,7 @@ from harness.report.quantity import number, times
 from harness.report.verdicts import in_words
 
 FEWEST_PAIRED_REPEATS = Thresholds().fewest_pairs
+ONE_RUN_EACH = f"One run each: no verdict yet (measure.repeats={FEWEST_PAIRED_REPEATS} gives one)."
 
 
 def headlines(arms: Sequence[Arm], findings: Sequence[Finding] = ()) -> list[str]:
@@ -21,20 +22,23 @@ def headlines(arms: Sequence[Arm], findings: Sequence[Finding] = ()) -> list[str
         findings: of the same arms; without them no verdict is stated.
     """
     sentences = []
+    one_run_each = False
     for facet, members in by_facet(arms).items():
         measured = [a for a in members if a.spread("gen_tok_s") and not a.is_replica]
         where = f"{facet}: " if facet else ""
         if not measured:
             ran = any(len(a.measured) for a in members)
             why = "no rate is known of the runs that ended well" if ran else "no run ended well"
-            sentences.append(f"{where}{why}, so there is nothing to report.")
+            said = [f"{why}, so there is nothing to report."]
         elif len({a.number for a in measured} - {None}) > 1 and len({a.engine for a in measured}) == 1:
-            sentences += [where + s for s in _sweep(measured, findings)]
+            said = _sweep(measured, findings)
         elif len(measured) > 1:
-            sentences += [where + s for s in _comparison(measured, baseline_of(members), findings)]
+            said = _comparison(measured, baseline_of(members), findings)
         else:
-            sentences.append(where + _single(measured[0]))
-    return sentences + _tokens(arms)
+            said = [_single(measured[0])]
+        one_run_each |= ONE_RUN_EACH in said
+        sentences += [where + s for s in said if s != ONE_RUN_EACH]
+    return [*sentences, *([ONE_RUN_EACH] if one_run_each else []), *_tokens(arms)]
 
 
 def _rate(arm: Arm) -> float:
@@ -60,6 +64,7 @@ def _comparison(measured: Sequence[Arm], baseline: Arm | None, findings: Sequenc
         ordered = sorted(measured, key=_rate, reverse=True)
         return [", ".join(f"{a.series} {number(_rate(a))}" for a in ordered) + " tokens/s (no baseline ended well)."]
     sentences = []
+    one_run_each = False
     for arm in measured:
         against = ratio(arm, baseline, "gen_tok_s")
         if arm is baseline or against is None:
@@ -67,15 +72,17 @@ def _comparison(measured: Sequence[Arm], baseline: Arm | None, findings: Sequenc
         text = f"{arm.series} generated {number(_rate(arm))} tokens/s, {baseline.series} {number(_rate(baseline))}: "
         finding = finding_of(findings, arm.facet, arm.series, "gen_tok_s")
         known = finding is not None and (finding.verdict is not None or finding.pairs == 0 or finding.is_withheld)
-        shown = in_words(finding) if finding and known else _ratio(against)
+        once = not known and len(arm.measured) == len(baseline.measured) == 1
+        one_run_each |= once
+        shown = in_words(finding) if finding and known else times(against.mean) if once else _ratio(against)
         sentences.append(text + shown + _first_token(arm, baseline))
-    return sentences
+    return [*sentences, ONE_RUN_EACH] if one_run_each else sentences
 
 
 def _ratio(against: Ratio) -> str:
     """The ratio with its range where no verdict can be given: no direction is claimed."""
     if against.n == 1:
-        return f"{times(against.mean)} from one pair, which says nothing about the spread: no difference is shown"
+        return f"{times(against.mean)} between the medians, which were not paired: no difference is shown"
     text = f"{times(against.mean)} in the geometric mean of {against.n} paired repeats"
     text += f", from {times(against.low)} to {times(against.high)}"
     if against.low <= 1 <= against.high:
@@ -111,7 +118,7 @@ def _sweep(measured: Sequence[Arm], findings: Sequence[Finding]) -> list[str]:
     if first and second and fastest is not slowest:
         fewest = min(first.n, second.n)
         if fewest == 1:
-            sentences.append("One run an arm says nothing about the spread: no difference is shown.")
+            sentences.append(ONE_RUN_EACH)
         elif first.low <= second.high:
             sentences.append("The ranges of the fastest and the slowest arm overlap, so no difference is shown.")
         elif fewest < FEWEST_PAIRED_REPEATS:

@@ -28,6 +28,7 @@ from harness.report.evidence import (
 from harness.report.figures import figures, slug
 from harness.report.headline import headlines
 from harness.report.memory import ledger_lines, ledger_section
+from harness.report.model_names import model_labels
 from harness.report.over_time import over_time_section
 from harness.report.page import beside, page, section
 from harness.report.phases import phases_section
@@ -97,7 +98,8 @@ def _title(results: Results, arms: Sequence[Arm]) -> str:
             if names := list(dict.fromkeys(results.runs[column].dropna())):
                 return ", ".join(map(str, names))
     ran = [", ".join(dict.fromkeys(_ran(a) for a in arms))]
-    ran += [", ".join(dict.fromkeys(map(str, results.runs[column].dropna()))) for column in ("model", "workload")]
+    ran.append(", ".join(model_labels(results.runs["model"].dropna()).values()))
+    ran.append(", ".join(dict.fromkeys(map(str, results.runs["workload"].dropna()))))
     return " · ".join(part for part in ran if part)
 
 

@@ -12,7 +12,7 @@ from harness.report.arms import Arm, Spread, baseline_of, by_facet, memory_metri
 from harness.report.page import details, text_table
 from harness.report.quantity import UNKNOWN, in_unit, number, times
 from harness.report.read import Results
-from harness.report.verdicts import interval_in_words
+from harness.report.verdicts import interval_in_words, no_verdict_sentences
 from harness.tables import Column, column
 
 # Column of runs and its heading; one that is unknown in every arm is left out. The first ones fit a page.
@@ -79,9 +79,11 @@ def results_table(results: Results, arms: Sequence[Arm], findings: Sequence[Find
         f'<p class="soft">{repeats}Greyed p99: too few samples. Failed and cancelled requests have no latencies; '
         "padding enters no rate.</p>"
     )
+    unjudged = "".join(f'<p class="soft">{escape(sentence)}</p>' for sentence in no_verdict_sentences(findings))
     return "\n".join(
         [
             tables(lambda members: _table(members, main, findings, with_gates=True)),
+            unjudged,
             note,
             details(
                 f"{len(more)} more columns: {', '.join(more.values())}",

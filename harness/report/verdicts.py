@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import pandas as pd
 
-from harness.analysis.comparison import PAIR_BY, Candidate, Finding, compare, finding_of, objection
+from harness.analysis.comparison import IDENTICAL, PAIR_BY, Candidate, Finding, compare, finding_of, objection
 from harness.analysis.verdict import Verdict
 from harness.report.arms import Arm, baseline_of, by_facet
 from harness.report.config_diff import config_differences, confounders, is_identical, settings_by_run
@@ -91,6 +91,19 @@ def verdict_sentences(arms: Sequence[Arm], findings: Sequence[Finding], names: M
             if parts and baseline is not None:
                 sentences.append(f"{arm.label} against {baseline.series}: {'; '.join(parts)}.")
     return sentences
+
+
+def no_verdict_sentences(findings: Sequence[Finding]) -> list[str]:
+    """Why arms have no verdict on generated tokens/s, each reason once; arms are named unless it holds for all."""
+    judged = [f for f in findings if f.metric == "gen_tok_s"]
+    without: dict[str, list[str]] = {}
+    for f in judged:
+        if f.verdict is None and f.reason != IDENTICAL:
+            without.setdefault(f.reason, []).append(f"{f.facet} · {f.arm}" if f.facet else f.arm)
+    return [
+        f"No verdict: {reason}." if len(arms) == len(judged) else f"No verdict on {', '.join(arms)}: {reason}."
+        for reason, arms in without.items()
+    ]
 
 
 def _in_brief(name: str, finding: Finding) -> str:

@@ -53,7 +53,7 @@ def test_two_sets_are_paired_and_judged(a, tmp_path, capsys):
     assert "1.25×" in said
     assert "better" in said
     assert "compared is engine.page_size" in said
-    assert "derived from it: num_blocks" in said
+    assert "derived from other settings: engine.num_blocks" in said
     table = pd.read_parquet(b / "comparisons" / "a" / "comparison.parquet").set_index("metric")
     assert table.loc["gen_tok_s", "ratio"] == pytest.approx(1.25)
     assert (table.loc["gen_tok_s", "pairs"], table.loc["gen_tok_s", "verdict"]) == (6, "better")
@@ -182,7 +182,7 @@ def test_another_revision_and_unknown_facts_are_noted_only(a, tmp_path, capsys):
     said = capsys.readouterr().out
     assert "noted, source: git.sha is s1 in A and s2 in B" in said
     assert "noted, hardware: gpu.name is H200 in A and unknown in B" in said
-    assert "compared is no setting: the source, or nothing" in said
+    assert "A (a) against B (b): no setting differs, but the code does" in said
 
 
 def test_another_revision_of_the_same_code_is_not_noted(tmp_path, capsys):
@@ -203,9 +203,34 @@ def test_two_settings_are_confounded_unless_declared(a, tmp_path, capsys):
     a = result(tmp_path / "a2", 10.0, settings={"safety_margin": 0.1})
     assert main([str(a), str(b)]) == 1
     said = capsys.readouterr().out
-    assert "confounded by page_size, safety_margin" in said
-    assert "pinned to one value, or declare" in said
-    assert main([str(a), str(b), "--variable", "engine.page_size,engine.safety_margin"]) == 0
+    assert "also differs: engine.page_size, engine.safety_margin" in said
+    assert "confounded by engine.page_size, engine.safety_margin" in said
+    assert "--variable engine.page_size,engine.safety_margin" in said
+    for declared in ("engine.page_size,engine.safety_margin", "page_size, safety_margin", "engine"):
+        assert main([str(a), str(b), "--variable", declared]) == 0
+    capsys.readouterr()
+    assert main([str(a), str(b), "--variable", "page_size"]) == 1
+    said = capsys.readouterr().out
+    assert "compared is engine.page_size" in said
+    assert "confounded by engine.safety_margin" in said
+
+
+@pytest.mark.parametrize(
+    "given, expected",
+    [
+        ("pagesize", "--variable 'pagesize' is no setting of A or B. Did you mean 'engine.page_size'?"),
+        ("page_size,engine.num_block", "'engine.num_block' is no setting of A or B. Did you mean 'engine.num_blocks'?"),
+        ("page_size,", "--variable '' is no setting of A or B."),
+        ("rate", "--variable 'rate' could be any of arrival.rate, engine.rate: give the full key"),
+    ],
+)
+def test_a_variable_that_is_no_setting_is_refused_in_one_line(given, expected, tmp_path, capsys):
+    a, b = (result(tmp_path / n, 8.0, settings={"arrival.rate": 1, "rate": 2}) for n in ("a", "b"))
+    assert main([str(a), str(b), "--variable", given]) == 2
+    captured = capsys.readouterr()
+    assert captured.err.rstrip().endswith(expected)
+    assert (captured.out, captured.err.count("\n")) == ("", 1)
+    assert not (b / "comparisons").exists()
 
 
 def test_arms_of_sweeps_are_matched_by_value(tmp_path, capsys):
