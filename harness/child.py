@@ -31,6 +31,7 @@ from harness.interruption import RELAYED, take_relayed
 from harness.journal import discard
 from harness.measuring import Messages, Served, measure, process_facts
 from harness.preparation import load_or_outline, warmup_of, workload_of
+from harness.provenance import own_code_hash
 from harness.record import Outcome, RunRecord
 from harness.shared_prompts import refuse_shared_prompts
 
@@ -83,6 +84,7 @@ def prepare() -> None:
             pass
     import torch
 
+    own_code_hash()  # of what has been imported now, whatever becomes of the files
     devices = _open_gpus()
     if torch.cuda.is_initialized() or devices:
         raise RuntimeError(f"an import has opened the GPU: no process forked from here could use it (open: {devices})")

@@ -51,6 +51,20 @@ def take_relayed() -> None:
 
 
 @contextmanager
+def undisturbed() -> Iterator[None]:
+    """Let nothing interrupt what is written meanwhile; only the main thread may set handlers."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in RELAYED}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
 def interrupting() -> Iterator[None]:
     """Treat SIGTERM (a batch system's end of a job) and SIGHUP (the terminal is gone) like Ctrl-C, so that what was
     measured is written down. Under nohup SIGHUP stays ignored; only the main thread may set handlers."""

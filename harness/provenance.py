@@ -9,6 +9,7 @@ import os
 import platform
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +44,14 @@ def software() -> dict[str, Any]:
 
 def own_revision() -> dict[str, Any]:
     """:func:`source_revision` of this project, and the hash of its code."""
-    return source_revision(_PROJECT) | {CODE_KEY: code_hash(_PROJECT)}
+    return source_revision(_PROJECT) | {CODE_KEY: own_code_hash()}
+
+
+@cache
+def own_code_hash() -> str | None:
+    """:func:`code_hash` of this project when it was first asked for in this process, or in the one that it was forked
+    from: files that change later are not what it imported."""
+    return code_hash(_PROJECT)
 
 
 def code_hash(directory: Path) -> str | None:

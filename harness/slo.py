@@ -7,6 +7,7 @@ Those of a single request decide whether it counts as good: goodput is good requ
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
@@ -43,8 +44,8 @@ class Slo:
     def __post_init__(self) -> None:
         limits = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "name"}
         for name, limit in limits.items():
-            if limit is not None and not limit > 0:
-                raise ValueError(f"slo.{name} must be above 0 ms or null for no limit, got {limit}")
+            if limit is not None and not 0 < limit < math.inf:
+                raise ValueError(f"slo.{name} must be above 0 ms and finite, or null for no limit, got {limit}")
 
     @property
     def run_limits(self) -> dict[str, float]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
+from harness.interruption import by, exit_code, interrupting, signal_of
 from harness.streams import open_closed
 
 USAGE = """cb-plan RESULTS… [KEY=VALUE…]
@@ -27,8 +28,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not arguments or any(a in ("-h", "--help") for a in arguments):
         print(USAGE)
         return 0
-    from harness.capacity.command import run  # the engine and all it needs: seconds that the usage need not wait for
-
+    try:
+        with interrupting():
+            # The engine and all it needs: seconds that the usage need not wait for.
+            from harness.capacity.command import run
+    except KeyboardInterrupt as interrupt:
+        print(f"cb-plan: {by(signal_of(interrupt))}; nothing had begun", file=sys.stderr)
+        return exit_code(interrupt)
     return run(arguments)
 
 

@@ -29,6 +29,10 @@ WIDE = 0.3
 """Seeds that differ by more than this share are worth a remark."""
 
 
+FEWEST = 10
+"""Requests of a recorded workload that a rate can be told from."""
+
+
 @dataclass(frozen=True)
 class PlanSettings:
     """What is asked.
@@ -52,12 +56,12 @@ class PlanSettings:
     recommend: bool = True
 
     def __post_init__(self) -> None:
-        if self.target_rate is not None and not self.target_rate > 0:
-            raise ValueError(f"target_rate must be above 0 requests/s, got {self.target_rate}")
+        if self.target_rate is not None and not 0 < self.target_rate < math.inf:
+            raise ValueError(f"target_rate must be above 0 requests/s and finite, got {self.target_rate}")
         if not 0 <= self.headroom < 1:
             raise ValueError(f"headroom is a share of the capacity from 0 to below 1, got {self.headroom}")
-        if self.price_per_gpu_hour is not None and not self.price_per_gpu_hour > 0:
-            raise ValueError(f"price_per_gpu_hour must be above 0, got {self.price_per_gpu_hour}")
+        if self.price_per_gpu_hour is not None and not 0 < self.price_per_gpu_hour < math.inf:
+            raise ValueError(f"price_per_gpu_hour must be above 0 and finite, got {self.price_per_gpu_hour}")
         for name, least in (("requests", 40), ("seeds", 1)):
             if getattr(self, name) < least:
                 raise ValueError(f"{name} must be at least {least}, got {getattr(self, name)}")
@@ -115,6 +119,8 @@ def make_plan(
     if not settings.slo.run_limits:
         raise ValueError("no SLO: give limits of a run, for example slo.ttft_p95_ms=500, or slo=chat")
     load = Load.of(workload)  # refuses what has no rate before anything is fitted
+    if load.spec is None and len(workload) < FEWEST:
+        raise ValueError(f"{len(workload)} requests are too few to find a rate: at least {FEWEST} are needed")
     runs = measured_runs(results)
     validation = validate(results, lambda run_id: say(f"predicting measured run {run_id} from the others"))
     say(f"fitting step times to {len(runs)} runs")

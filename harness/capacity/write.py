@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,17 +13,26 @@ from harness.capacity.page import plan_page
 from harness.capacity.plan import Plan
 from harness.capacity.recommend import as_yaml
 from harness.capacity.search import Point
+from harness.interruption import undisturbed
 from harness.metrics import compute_tables
 from harness.store import write_result
 
 PAGE = "plan.html"
 SETTINGS = "recommended.yaml"
 MODEL = "step_times.json"
+AT_CAPACITY = "at_capacity"
 
 
 def write_plan(plan: Plan, directory: Path, command: Sequence[str]) -> Path:
-    """Write everything into ``directory``; returns the page."""
+    """Write everything into ``directory``, without interruption, in the place of another plan's; returns the page."""
+    with undisturbed():
+        return _write(plan, directory, command)
+
+
+def _write(plan: Plan, directory: Path, command: Sequence[str]) -> Path:
     directory.mkdir(parents=True, exist_ok=True)
+    (directory / SETTINGS).unlink(missing_ok=True)
+    shutil.rmtree(directory / AT_CAPACITY, ignore_errors=True)
     for name, frame in tables(plan).items():
         frame.to_parquet(directory / f"{name}.parquet", index=False)
         frame.to_csv(directory / f"{name}.csv", index=False)
@@ -33,7 +43,7 @@ def write_plan(plan: Plan, directory: Path, command: Sequence[str]) -> Path:
         point = (plan.improved or plan.capacity).kept[0]
         record = point.record
         record.identity |= {"model": ", ".join(plan.model.source.get("model", ())), "seed": point.seed}
-        write_result(directory / "at_capacity", compute_tables(record))
+        write_result(directory / AT_CAPACITY, compute_tables(record))
     path = directory / PAGE
     aside = path.with_name(f".{PAGE}.{os.getpid()}")
     aside.write_text(plan_page(plan, directory, command), encoding="utf-8")

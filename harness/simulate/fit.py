@@ -133,10 +133,10 @@ def fit_steps(results: Results, run_ids: Iterable[str]) -> StepTimeModel:
     """Fit to the step logs of some runs of this project's engine.
 
     Raises:
-        ModelError: they have no step log, or none that tells a decode step.
+        ModelError: they have no step log, or none that tells a decode step, or are of several models or devices.
     """
-    chosen = list(run_ids)
-    parts, notes = [], []
+    chosen, notes = _of_one_engine(results, list(run_ids))
+    parts = []
     for run_id in chosen:
         steps = results.of_run("steps", run_id)
         if steps.empty:
@@ -213,6 +213,27 @@ def fit_steps(results: Results, run_ids: Iterable[str]) -> StepTimeModel:
         delivery_row_ms=delivery_row,
         longest_prompt=longest_prompt(results, chosen),
     )
+
+
+def _of_one_engine(results: Results, run_ids: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The runs that can teach one model of step times, and what is to be said of those that are left out: all have the
+    attention backend of the first.
+
+    Raises:
+        ModelError: they are of several models or devices.
+    """
+    runs = results.runs[results.runs["run_id"].isin(run_ids)]
+    for name in ("model", "device"):
+        if len(found := sorted({str(v) for v in runs[name].dropna()})) > 1:
+            raise ModelError(f"runs of several {name}s ({', '.join(found)}) have no step times in common: name one's")
+    backends = {run_id: setting(results, run_id, "attention_backend", None) for run_id in run_ids}
+    planned = backends[run_ids[0]] if run_ids else None
+    kept = [run_id for run_id in run_ids if backends[run_id] == planned]
+    if len(kept) == len(run_ids):
+        return kept, []
+    return kept, [
+        f"{len(run_ids) - len(kept)} runs with another attention_backend than {planned} are left out of the fit"
+    ]
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import signal
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,12 +16,13 @@ import pytest
 import yaml
 
 from engine import ContinuousBatchingConfig
-from harness.capacity import words
+from harness.capacity import words, write
 from harness.capacity.app import main
 from harness.capacity.binding import Binding
 from harness.capacity.plan import cost_per_million
 from harness.capacity.recommend import Setting
 from harness.capacity.replay import simulated_routers
+from harness.report.read import read_results
 from harness.simulate import StepTimeModel, simulate_fleet
 from harness.store import read_result
 
@@ -211,3 +213,68 @@ def test_errors_are_those_of_the_medians_beside_them() -> None:
     )
     ((*_, measured, predicted, error, seen),) = words.validation_rows(rows)[1]
     assert (measured, predicted, error, seen) == ("1,000 (900–1,100)", "1,000", "+0.0%", "no")
+
+
+@pytest.mark.parametrize(
+    "given, said",
+    [
+        ("target_rate=inf", "target_rate must be above 0 requests/s and finite, got inf"),
+        ("price_per_gpu_hour=inf", "price_per_gpu_hour must be above 0 and finite, got inf"),
+        ("slo.itl_p99_ms=inf", "slo.itl_p99_ms must be above 0 ms and finite, or null for no limit, got inf"),
+    ],
+)
+def test_what_is_not_finite_is_refused(
+    measured_dir: Path, capsys: pytest.CaptureFixture[str], given: str, said: str
+) -> None:
+    assert main([str(measured_dir), "slo.ttft_p95_ms=150", given]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_a_plan_takes_the_place_of_another(measured_dir: Path, tmp_path: Path) -> None:
+    """Nothing of the plan before it is left beside one that found nothing."""
+    asked = [str(measured_dir), "recommend=true", f"out={tmp_path}", "requests=60", "seeds=1"]
+    assert main([*asked, "slo.ttft_p95_ms=150"]) == 0
+    assert {"recommended.yaml", "at_capacity"} <= {path.name for path in tmp_path.iterdir()}
+    assert main([*asked, "slo.ttft_p95_ms=0.001"]) == 1
+    assert not {"recommended.yaml", "at_capacity"} & {path.name for path in tmp_path.iterdir()}
+
+
+def test_a_plan_is_written_whole_though_signals_come(
+    measured_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page, came = write.plan_page, []
+
+    def interrupted(*arguments: Any) -> str:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            came.append(number)
+            signal.raise_signal(number)
+        return page(*arguments)
+
+    monkeypatch.setattr(write, "plan_page", interrupted)
+    asked = [str(measured_dir), "slo.ttft_p95_ms=150", "recommend=false", f"out={tmp_path}", "requests=60", "seeds=1"]
+    assert main(asked) == 0
+    assert came == [signal.SIGINT, signal.SIGTERM]
+    assert (tmp_path / "plan.html").is_file()
+
+
+def test_runs_of_two_models_are_not_planned_with(
+    measured_dir: Path, make_measured: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = make_measured(tmp_path / "other", (6.0,))
+    for table in ("runs", "environment", "config", "requests", "steps"):
+        renamed = read_results(other).tables[table].assign(run_id="other")
+        if table == "runs":
+            renamed = renamed.assign(model="another")
+        renamed.to_parquet(other / f"{table}.parquet", index=False)
+    assert main([str(measured_dir), str(other), "slo.ttft_p95_ms=150", f"out={tmp_path / 'plan'}", *QUICK]) == 2
+    assert "runs of several models (another, " in capsys.readouterr().err
+
+
+def test_a_trace_of_two_requests_has_no_rate(
+    measured_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trace = tmp_path / "two.jsonl"
+    trace.write_text('{"prompt_ids": [1, 2], "max_new_tokens": 3, "due_s": 0}\n' * 2)
+    text = [str(measured_dir), "slo.ttft_p95_ms=150", "workload=own_trace", f"workload.path={trace}"]
+    assert main(text) == 2
+    assert "2 requests are too few to find a rate: at least 10" in capsys.readouterr().err

@@ -76,7 +76,7 @@ def test_without_an_slo_nothing_is_judged() -> None:
 
 
 def test_limits_that_mean_nothing_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"slo\.ttft_p95_ms must be above 0 ms or null"):
+    with pytest.raises(ValueError, match=r"slo\.ttft_p95_ms must be above 0 ms and finite, or null"):
         Slo("x", ttft_p95_ms=0)
     assert read_slo({}) is None
     assert read_slo({"name": "none", "ttft_p95_ms": None}) is None

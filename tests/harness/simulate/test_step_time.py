@@ -18,6 +18,7 @@ from harness.simulate import ModelError, StepTimeModel, fit_steps
 from harness.simulate.client_times import delivery_ms, wake_ms
 from harness.simulate.fit import Observed, beyond, cost_of, regress
 from harness.simulate.nnls import nonnegative_least_squares
+from harness.simulate.setup import setting
 from harness.simulate.step_time import KINDS, Cost, Kind, Spread, Work
 from harness.simulate.validation import stalls
 
@@ -302,3 +303,13 @@ def test_prompts_longer_than_any_measured_are_told(by_hand: SimpleNamespace) -> 
     assert str(model.unseen_prompts([1] * 999 + [2000])).startswith("less than 1%")
     assert replace(model, longest_prompt=None).unseen_prompts([5000]) is None
     assert StepTimeModel.from_json(model.to_json()).longest_prompt == 1024
+
+
+def test_steps_of_another_attention_backend_are_left_out() -> None:
+    results = read_results(STAGES / "attention_backend")
+    ids = [str(run_id) for run_id in results.runs["run_id"]]
+    planned = [run_id for run_id in ids if setting(results, run_id, "attention_backend", None) == "triton"]
+    model = fit_steps(results, [planned[0], *ids])
+    assert len(planned) == 5
+    assert set(model.source["runs"]) == set(planned)
+    assert model.notes[0] == "5 runs with another attention_backend than triton are left out of the fit"
