@@ -10,7 +10,7 @@ import pytest
 
 from harness.metrics import compute_tables
 from harness.metrics.observations import observe
-from harness.metrics.planned_arrivals import planned_arrivals
+from harness.metrics.planned_arrivals import planned_arrivals, wave
 from harness.metrics.steady import (
     BINS,
     SteadyState,
@@ -277,6 +277,58 @@ def test_a_plan_that_the_requests_did_not_follow_is_none() -> None:
         assert planned_arrivals(run, observe(run)) is None
     unsent = RunRecord({"run_id": "r", "engine": "ours"}, environment={"workload.spec": {"arrival": SHIPPED}})
     assert planned_arrivals(unsent, observe(unsent)) is None
+
+
+@pytest.mark.parametrize("period_s, steady", [(5.0, True), (10.0, True), (20.0, False), (25.0, False), (30.0, False)])
+def test_bursts_are_judged_alike_whatever_the_seed(period_s: float, steady: bool) -> None:
+    """100 s in stretches of 12 s: bursts shorter than one are the load itself, longer ones are another load each."""
+    arrival = {"kind": "on_off", "on_rate": 20.0, "on_s": period_s / 2, "off_s": period_s / 2}
+    runs = [planned_run(arrival, 1000, seed, life_s=3.0) for seed in range(10)]
+    found = Counter(steady_window(o, planned_arrivals(run, o)).state == "steady" for run in runs if (o := observe(run)))
+    assert found[steady] >= (9 if steady else 10), found
+
+
+@pytest.mark.parametrize("phase", [0.0, 0.25, 0.5, 0.75])
+def test_a_planned_swing_does_not_depend_on_its_phase(phase: float) -> None:
+    """Stretches of 10 s: on and off for 5 s each is gone from the averages; for 8 s each it is not, though the counts
+    of the stretches differ by no more than the pieces in them."""
+    short, long = OnOff(20.0, 5.0, 5.0).expected, OnOff(20.0, 8.0, 8.0).expected
+    assert planned_swing(short, 10 * phase * S, (10 * phase + 80) * S) is None
+    assert "around second" in (planned_swing(long, 16 * phase * S, (16 * phase + 80) * S) or "")
+
+
+def test_the_planned_wave_by_hand() -> None:
+    """On and off for 10 s each, averages over 10 s: at the middle of a burst the triangle, of area 10, loses both its
+    tails of 1/8 (half of 5 s times half the height), so 3/4 of the rate; in the middle of a pause the other 1/4."""
+    (low, low_s), (high, high_s) = wave(OnOff(20.0, 10.0, 10.0).expected, 0.0, 80.0, 10.0)
+    assert (low, high) == pytest.approx((5.0, 15.0), rel=0.01)
+    assert low_s % 20 == pytest.approx(15.0, abs=0.5)
+    assert high_s % 20 == pytest.approx(5.0, abs=0.5)
+    # A rate that climbs by 0.1/s each second, at the ends of what the averages reach: 10 s inside, give or take a step.
+    (low, low_s), (high, high_s) = wave(lambda t: t * t / 20, 0.0, 80.0, 10.0)
+    assert (low_s, high_s) == pytest.approx((10.0, 70.0), abs=10 / 32)
+    assert (low, high) == pytest.approx((low_s / 10, high_s / 10))
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"rate": None},
+        {"rate": "fast"},
+        {"rate": [2.0]},
+        {"rate": -1.0},
+        {"rate": 10**400},
+        {"phase_s": 3.0},
+        {"rate": "???"},
+    ],
+)
+def test_an_arrival_of_another_version_is_no_plan(changed: dict[str, object]) -> None:
+    run = planned_run(SHIPPED, 120, 0)
+    run.environment["workload.spec"] = {"arrival": SHIPPED | changed}
+    assert planned_arrivals(run, observe(run)) is None
+    run.environment["workload.spec"] = {"arrival": {k: v for k, v in SHIPPED.items() if k != "rate"}}
+    assert planned_arrivals(run, observe(run)) is None
+    assert compute_tables(run)["runs"].iloc[0].steady_state is not None
 
 
 def test_a_swing_by_hand() -> None:
