@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Sequence
 from html import escape
@@ -20,7 +21,15 @@ def _figure(head: str, plot: Plot) -> str:
     return f"<figure>{title}{plot.svg}{caption}</figure>"
 
 
+_LONGEST = 120
+"""Bytes of a picture's file name: file systems allow 255, and a suffix and a temporary name come on top."""
+
+
 def slug(kind: str, label: str) -> str:
-    """A picture's file name."""
+    """A picture's file name without suffix; of a long label the beginning, told apart by a hash of all of it."""
     text = re.sub(r"[^\w.=-]+", "-", label).strip("-")
-    return f"{kind}-{text}" if text else kind
+    name = f"{kind}-{text}" if text else kind
+    if len(name.encode()) <= _LONGEST:
+        return name
+    mark = hashlib.sha256(label.encode()).hexdigest()[:8]
+    return f"{name.encode()[: _LONGEST - 9].decode(errors='ignore')}-{mark}"

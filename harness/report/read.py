@@ -88,7 +88,8 @@ def read_results(directory: Path) -> Results:
     folders = _folders(directory, notes)
     tables = {name: _joined(name, folders, notes) for name in _NEEDED}
     if tables["runs"].empty:
-        raise ResultsError(f"{directory}: {'; '.join(notes) or 'its runs table has no rows'}")
+        unread = [note for note in notes if note.startswith("runs.parquet cannot be read")]
+        raise ResultsError(f"{directory}: {'; '.join(dict.fromkeys(unread)) or 'no runs: its runs table has no rows'}")
     jobs = _jobs(directory, notes)
     begun_with = manifest.begun_with(directory) if jobs else frozenset()
     folders_of = _folders_of_runs(directory)

@@ -14,6 +14,8 @@ import pytest
 from harness.report import ResultsError, write_report
 from harness.report.adoption import adoption_checks
 from harness.report.arms import baseline_of, by_facet, group_arms, ratio
+from harness.report.figures import slug
+from harness.report.over_time import over_time_section
 from harness.report.quantity import times
 from harness.report.read import read_results
 
@@ -206,6 +208,39 @@ def test_unreadable_runs_are_an_error_in_one_line(tmp_path: Path, record_maker: 
         write_report(directory)
     assert "\n" not in str(error.value)
     assert not (directory / "report.html").exists()
+
+
+def test_no_runs_are_said_in_one_line(tmp_path: Path, record_maker: Callable, writer: Callable) -> None:
+    directory = writer(tmp_path, [record_maker("r")])
+    runs = pd.read_parquet(directory / "runs.parquet")
+    runs.iloc[:0].to_parquet(directory / "runs.parquet")
+    (directory / "telemetry.parquet").unlink(missing_ok=True)
+    with pytest.raises(ResultsError) as error:
+        write_report(directory)
+    assert str(error.value) == f"{directory}: no runs: its runs table has no rows"
+
+
+@pytest.mark.parametrize("name", ["a" * 240, "測" * 80], ids=["ascii", "three bytes each"])
+def test_arms_with_long_names_have_pictures_of_their_own(
+    name: str, tmp_path: Path, record_maker: Callable, writer: Callable
+) -> None:
+    records = [record_maker(f"r{k}", variable="engine.backend", arm=f"{name}{k}") for k in range(2)]
+    results = read_results(writer(tmp_path, records))
+    over_time_section(results, group_arms(results))
+    pictures = [path.name for path in (tmp_path / "plots").glob("requests-*.png")]
+    assert len(pictures) == 2
+    assert all(name[:20] in picture and len(picture.encode()) < 130 for picture in pictures)
+
+
+def test_a_picture_is_named_by_its_label_and_a_long_one_by_its_beginning() -> None:
+    assert slug("requests", "page_size = 16") == "requests-page_size-=-16"
+    assert slug("pareto", "") == "pareto"
+    assert slug("requests", "x" * 111) == "requests-" + "x" * 111
+    cut = slug("requests", "x" * 112)
+    assert len(cut) == 120
+    assert cut.startswith("requests-" + "x" * 102 + "-")
+    assert cut != slug("requests", "x" * 113)
+    assert len(slug("rate", "測" * 80).encode()) in (118, 119, 120)  # three bytes each: none is cut in two
 
 
 def test_sweep_that_was_not_joined_is_read_from_its_runs(
