@@ -273,8 +273,10 @@ def test_runs_of_two_models_are_not_planned_with(
 def test_a_trace_of_two_requests_has_no_rate(
     measured_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    trace = tmp_path / "two.jsonl"
-    trace.write_text('{"prompt_ids": [1, 2], "max_new_tokens": 3, "due_s": 0}\n' * 2)
-    text = [str(measured_dir), "slo.ttft_p95_ms=150", "workload=own_trace", f"workload.path={trace}"]
+    trace = tmp_path / "two.csv"
+    trace.write_text(
+        "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.6805900,5,4\n2023-11-16 18:15:50.9951690,7,2\n"
+    )
+    text = [str(measured_dir), "slo.ttft_p95_ms=150", "workload=azure_2023", f"workload.path={trace}"]
     assert main(text) == 2
     assert "2 requests are too few to find a rate: at least 10" in capsys.readouterr().err
