@@ -142,6 +142,9 @@ def fit_steps(results: Results, run_ids: Iterable[str]) -> StepTimeModel:
         if steps.empty:
             notes.append(f"{run_id} has no step log and was left out")
             continue
+        if (floats(steps[["step_ms", "schedule_ms"]].min()) < 0).any():
+            raise ModelError(f"{run_id} has steps of negative length: its step log is damaged")
+        notes += [f"{run_id}: {what}" for what in _untold(results, run_id, steps)]
         overlapped = bool(setting(results, run_id, "use_async_batching", False))
         parts.append(Observed.read(steps, overlapped, int(setting(results, run_id, "max_requests_per_batch", 1))))
     if not parts:
@@ -234,6 +237,19 @@ def _of_one_engine(results: Results, run_ids: Sequence[str]) -> tuple[list[str],
     return kept, [
         f"{len(run_ids) - len(kept)} runs with another attention_backend than {planned} are left out of the fit"
     ]
+
+
+def _untold(results: Results, run_id: str, steps: pd.DataFrame) -> list[str]:
+    """What a run's tables do not hold of what a model is fitted to (older version, a table that was left out)."""
+    on_gpu = str(results.runs.set_index("run_id").loc[run_id, "device"]).startswith("cuda")
+    found = []
+    if steps["graph"].isna().all():
+        found.append("its step log does not tell replayed steps from launched ones: all count as launched")
+    if on_gpu and steps["gpu_ms"].isna().all():
+        found.append("its step log has no times of the device: launching and computing are not told apart")
+    if results.of_run("requests", run_id).empty:
+        found.append("its table of requests is missing: sending, waking and delivering count as nothing")
+    return found
 
 
 @dataclass(frozen=True)

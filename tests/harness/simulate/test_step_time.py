@@ -7,6 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
+import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -313,3 +314,18 @@ def test_steps_of_another_attention_backend_are_left_out() -> None:
     assert len(planned) == 5
     assert set(model.source["runs"]) == set(planned)
     assert model.notes[0] == "5 runs with another attention_backend than triton are left out of the fit"
+
+
+def test_what_the_tables_do_not_hold_is_said() -> None:
+    results = read_results(STAGES / "prefix_sharing")
+    run_id = str(results.runs["run_id"].iloc[0])
+    assert fit_steps(results, [run_id]).notes == ()
+    tables = dict(results.tables)
+    tables["steps"] = tables["steps"].assign(graph=pd.NA, gpu_ms=np.nan)
+    tables["requests"] = tables["requests"].iloc[:0]
+    said = fit_steps(replace(results, tables=tables), [run_id]).notes
+    assert [any(word in note for note in said) for word in ("count as launched", "times of the device", "requests is")]
+    assert len(said) == 3
+    tables["steps"] = tables["steps"].assign(step_ms=-1.0)
+    with pytest.raises(ModelError, match="negative length"):
+        fit_steps(replace(results, tables=tables), [run_id])
