@@ -26,8 +26,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from harness.metrics.arrival_rate import DEVIATIONS
 from harness.metrics.observations import Observations
-from harness.metrics.steady import DEVIATIONS, Growth, growth, in_flight
+from harness.metrics.steady import Growth, growth, in_flight
 
 LEAST = 0.02
 """Share of the arrivals that may pile up and still counts as kept up with: what bisection leaves open."""

@@ -11,8 +11,9 @@ import numpy as np
 
 from harness.capacity.backlog import Backlog, backlog
 from harness.metrics import run_values
+from harness.metrics.arrival_rate import DEVIATIONS
 from harness.metrics.observations import observe
-from harness.metrics.steady import DEVIATIONS, FILLED, life_ns
+from harness.metrics.steady import FILLED, life_ns
 from harness.record import Outcome, RunRecord
 
 STAYS = 5.0

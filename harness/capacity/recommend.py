@@ -17,11 +17,12 @@ WORTH = 0.05
 
 @dataclass(frozen=True)
 class Setting:
-    """A value of ContinuousBatchingConfig and why it is recommended."""
+    """A value of ContinuousBatchingConfig, why it is recommended, and whether others were tried."""
 
     name: str
     value: Any
     reason: str
+    tried: bool = False
 
 
 def candidates(setup: EngineSetup) -> list[dict[str, Any]]:
@@ -102,7 +103,12 @@ def recommended(
     return [
         Setting("page_size", page, because("page_size", "not varied")),
         Setting("num_blocks", setup.num_blocks, because("num_blocks", "what the device's memory holds")),
-        Setting("max_batch_tokens", setup.max_batch_tokens, because("max_batch_tokens", "not varied")),
+        Setting(
+            "max_batch_tokens",
+            setup.max_batch_tokens,
+            because("max_batch_tokens", "not varied"),
+            tried="max_batch_tokens" in tried,
+        ),
         Setting("max_requests_per_batch", setup.max_requests_per_batch, places),
         Setting(
             "max_blocks_per_request",

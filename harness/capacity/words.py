@@ -125,11 +125,11 @@ def binding_words(binding: Binding, remedy: str = "") -> str:
 def chunk_words(plan: Plan) -> str:
     """What a smaller ``max_batch_tokens``, which cuts prompts, is worth: as far as it was tried."""
     measured = plan.setup.max_batch_tokens
-    chosen = next((s.value for s in plan.recommended if s.name == "max_batch_tokens"), None)
-    if chosen is None or not plan.settings.recommend:
+    chosen = next((s for s in plan.recommended if s.name == "max_batch_tokens"), None)
+    if chosen is None or not chosen.tried:
         return ": a smaller max_batch_tokens would cut them (not tried)"
-    if chosen < measured:
-        return f": max_batch_tokens={chosen} cuts them"
+    if chosen.value < measured:
+        return f": max_batch_tokens={chosen.value} cuts them"
     return f": smaller max_batch_tokens than {measured}, which would cut them, do not carry {WORTH:.0%} more"
 
 

@@ -8,6 +8,7 @@ done as soon as its last launch says only how long launching takes, so the work'
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
@@ -136,7 +137,7 @@ def fit_steps(results: Results, run_ids: Iterable[str]) -> StepTimeModel:
         ModelError: they have no step log, or none that tells a decode step, or are of several models or devices.
     """
     chosen, notes = _of_one_engine(results, list(run_ids))
-    parts = []
+    parts, untold = [], Counter[str]()
     for run_id in chosen:
         steps = results.of_run("steps", run_id)
         if steps.empty:
@@ -144,9 +145,10 @@ def fit_steps(results: Results, run_ids: Iterable[str]) -> StepTimeModel:
             continue
         if (floats(steps[["step_ms", "schedule_ms"]].min()) < 0).any():
             raise ModelError(f"{run_id} has steps of negative length: its step log is damaged")
-        notes += [f"{run_id}: {what}" for what in _untold(results, run_id, steps)]
+        untold.update(_untold(results, run_id, steps))
         overlapped = bool(setting(results, run_id, "use_async_batching", False))
         parts.append(Observed.read(steps, overlapped, int(setting(results, run_id, "max_requests_per_batch", 1))))
+    notes += [f"{count} of {len(chosen)} runs: {what}" for what, count in untold.items()]
     if not parts:
         raise ModelError(f"no step log in {results.directory}: measure with engine=ours, whose runs keep one")
     seen = Observed.joined(parts)
@@ -228,7 +230,9 @@ def _of_one_engine(results: Results, run_ids: Sequence[str]) -> tuple[list[str],
     runs = results.runs[results.runs["run_id"].isin(run_ids)]
     for name in ("model", "device"):
         if len(found := sorted({str(v) for v in runs[name].dropna()})) > 1:
-            raise ModelError(f"runs of several {name}s ({', '.join(found)}) have no step times in common: name one's")
+            raise ModelError(
+                f"runs of several {name}s ({', '.join(found)}) have no step times in common: name those of one"
+            )
     backends = {run_id: setting(results, run_id, "attention_backend", None) for run_id in run_ids}
     planned = backends[run_ids[0]] if run_ids else None
     kept = [run_id for run_id in run_ids if backends[run_id] == planned]
@@ -244,11 +248,11 @@ def _untold(results: Results, run_id: str, steps: pd.DataFrame) -> list[str]:
     on_gpu = str(results.runs.set_index("run_id").loc[run_id, "device"]).startswith("cuda")
     found = []
     if steps["graph"].isna().all():
-        found.append("its step log does not tell replayed steps from launched ones: all count as launched")
+        found.append("the step log does not tell replayed steps from launched ones: all count as launched")
     if on_gpu and steps["gpu_ms"].isna().all():
-        found.append("its step log has no times of the device: launching and computing are not told apart")
+        found.append("the step log has no times of the device: launching and computing are not told apart")
     if results.of_run("requests", run_id).empty:
-        found.append("its table of requests is missing: sending, waking and delivering count as nothing")
+        found.append("the table of requests is missing: sending, waking and delivering count as nothing")
     return found
 
 

@@ -187,15 +187,14 @@ def test_advice_is_what_was_tried() -> None:
     """A step's prompts bind: what cutting them is worth is said from the trials, not against them."""
     plan: Any = SimpleNamespace(
         setup=SimpleNamespace(max_batch_tokens=2048),
-        settings=SimpleNamespace(recommend=True),
-        recommended=(Setting("max_batch_tokens", 2048, ""),),
+        recommended=(Setting("max_batch_tokens", 2048, "", tried=True),),
     )
     binding = Binding("itl", "itl_p99_ms 51 > 50, and its longest steps hold 1,737 prompt tokens", cuttable=True)
     kept = words.binding_words(binding, words.chunk_words(plan))
     assert kept.endswith("smaller max_batch_tokens than 2048, which would cut them, do not carry 5% more.")
-    plan.recommended = (Setting("max_batch_tokens", 512, ""),)
+    plan.recommended = (Setting("max_batch_tokens", 512, "", tried=True),)
     assert words.binding_words(binding, words.chunk_words(plan)).endswith(": max_batch_tokens=512 cuts them.")
-    plan.settings.recommend = False
+    plan.recommended = (Setting("max_batch_tokens", 2048, ""),)  # interrupted, or recommend=false
     assert words.binding_words(binding, words.chunk_words(plan)).endswith("would cut them (not tried).")
 
 

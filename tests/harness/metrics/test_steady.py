@@ -9,21 +9,10 @@ import numpy as np
 import pytest
 
 from harness.metrics import compute_tables
+from harness.metrics.arrival_rate import BINS, dispersion, planned_swing, rate_swing, rate_trend
 from harness.metrics.observations import observe
 from harness.metrics.planned_arrivals import planned_arrivals, wave
-from harness.metrics.steady import (
-    BINS,
-    SteadyState,
-    change_point,
-    dispersion,
-    growth,
-    in_flight,
-    mser,
-    planned_swing,
-    rate_swing,
-    rate_trend,
-    steady_window,
-)
+from harness.metrics.steady import SteadyState, change_point, growth, in_flight, mser, steady_window
 from harness.record import Outcome, RequestRecord, RunRecord, TokenChunk
 from workloads.arrivals import Diurnal, Gamma, OnOff, Ramp
 from workloads.config import make_arrival
