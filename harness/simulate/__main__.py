@@ -32,7 +32,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         results = read_all(folders)
         if others:
-            print("\n".join(lines_of_arms(predict(results, read_all(others)))))
+            found = predict(results, read_all(others))
+            print("\n".join([*lines_of_arms(found.rows), *(f"\n! {note}" for note in found.notes)]))
             return 0
         table = pd.concat(
             rows.assign(fitted_to=", ".join(chosen), predicted=name)

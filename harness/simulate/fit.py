@@ -20,7 +20,7 @@ from harness.metrics.observations import BoolArray, FloatArray
 from harness.report.read import Results
 from harness.simulate.client_times import delivery_ms, floats, longest_prompt, send_ms, wake_ms
 from harness.simulate.nnls import nonnegative_least_squares
-from harness.simulate.setup import setting
+from harness.simulate.setup import attention_of, setting
 from harness.simulate.step_time import KINDS, Cost, Kind, ModelError, Residual, StepTimeModel
 
 MIN_STEPS = 5
@@ -44,6 +44,7 @@ class Observed:
     graph: BoolArray
     tokens: FloatArray
     rows: FloatArray
+    prefills: FloatArray  # rows with prompt tokens
     places: FloatArray  # decode rows that a replayed step with prompt tokens has room for; 0 for any other
     keys: FloatArray
     pairs: FloatArray  # NaN where the log does not say
@@ -80,15 +81,18 @@ class Observed:
         tail = np.maximum(end - np.maximum(before, start + host), 1e-6)
         # Where steps overlap the host sees a step's end only when it looks for it, after its next launch: the events on
         # the device tell better. A step that is replayed with none before it has its own launch between its events, and
-        # there the host, which waits for it, tells better.
+        # there the host, which waits for it, tells better; unless the step before gave no token, since then the host
+        # waits for both.
         gpu = floats(known["gpu_ms"])
         timed = np.isfinite(gpu)
-        events = timed & (overlapped | ~graph)
+        queued = np.concatenate(([False], ~timed[:-1]))
+        events = timed & (overlapped | ~graph | queued)
         return cls(
             prefill=prefill_rows > 0,
             graph=graph,
             tokens=tokens,
             rows=decode + prefill_rows,
+            prefills=prefill_rows,
             places=_places(graph & (prefill_rows > 0), tokens, decode, max_rows),
             keys=floats(known["kv_tokens"]),
             pairs=np.where(prefill_rows > 0, floats(known["prefill_pairs"]), 0.0),
@@ -199,6 +203,7 @@ def fit_steps(results: Results, run_ids: Iterable[str]) -> StepTimeModel:
     source = {
         "runs": chosen,
         "steps": len(seen.host),
+        "attention": attention_of(results, chosen[0]),
         **{name: sorted({str(v) for v in runs[name].dropna()}) for name in ("model", "device")},
     }
     bound = seen.launch_bound
@@ -221,8 +226,8 @@ def fit_steps(results: Results, run_ids: Iterable[str]) -> StepTimeModel:
 
 
 def _of_one_engine(results: Results, run_ids: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The runs that can teach one model of step times, and what is to be said of those that are left out: all have the
-    attention backend of the first.
+    """The runs that can teach one model of step times, and what is to be said of those that are left out: all compute
+    attention as the first does.
 
     Raises:
         ModelError: they are of several models or devices.
@@ -233,14 +238,12 @@ def _of_one_engine(results: Results, run_ids: Sequence[str]) -> tuple[list[str],
             raise ModelError(
                 f"runs of several {name}s ({', '.join(found)}) have no step times in common: name those of one"
             )
-    backends = {run_id: setting(results, run_id, "attention_backend", None) for run_id in run_ids}
-    planned = backends[run_ids[0]] if run_ids else None
-    kept = [run_id for run_id in run_ids if backends[run_id] == planned]
+    attention = {run_id: attention_of(results, run_id) for run_id in run_ids}
+    planned = attention[run_ids[0]] if run_ids else None
+    kept = [run_id for run_id in run_ids if attention[run_id] == planned]
     if len(kept) == len(run_ids):
         return kept, []
-    return kept, [
-        f"{len(run_ids) - len(kept)} runs with another attention_backend than {planned} are left out of the fit"
-    ]
+    return kept, [f"{len(run_ids) - len(kept)} runs with other attention than {planned} are left out of the fit"]
 
 
 def _untold(results: Results, run_id: str, steps: pd.DataFrame) -> list[str]:
@@ -264,7 +267,7 @@ class Regression:
         here: [all steps] which are among them.
         knots: where the piecewise part bends.
         places: numbers of places at which it jumps.
-        weights: constant, by segment, row, key and pair, then by jump.
+        weights: constant, by segment, row, key, pair and row with prompt tokens, then by jump.
     """
 
     part: str
@@ -284,14 +287,15 @@ def regress(part: str, seen: Observed, ms: FloatArray, here: BoolArray, constant
         constant: whether only the number of rows counts, not what is computed for them.
     """
     y = ms[here]
-    names = ("tokens", "rows", "keys", "pairs", "places")
-    tokens, rows, keys, pairs, room = (getattr(seen, name)[here] for name in names)
+    names = ("tokens", "rows", "keys", "pairs", "prefills", "places")
+    tokens, rows, keys, pairs, prefills, room = (getattr(seen, name)[here] for name in names)
     knots = np.zeros(1) if constant else _knots(tokens, seen.graph[here] & (part == "device"))
-    work = 0.0 if constant else 1.0
+    work, planned = 0.0 if constant else 1.0, 1.0 if part == "host" else 0.0
     # Room for more decode rows is other attention kernels: the smallest room measured is part of what tokens cost.
     sizes, counts = np.unique(room[room > 0], return_counts=True)
     places = np.empty(0) if constant else sizes[1:][counts[1:] >= MIN_STEPS]
     columns = [np.ones_like(y), *(work * s for s in _segments(tokens, knots)), rows, work * keys, work * pairs]
+    columns.append(planned * prefills)
     columns += [(room >= jump).astype(np.float64) for jump in places]
     a = np.stack(columns, axis=1)
     size = np.maximum(np.abs(a).mean(axis=0), 1e-12)
@@ -320,7 +324,7 @@ def cost_of(kind: Kind, seen: Observed, found: Regression) -> tuple[Cost, Residu
     n = len(knots)
     slopes = x[1 : 1 + n].copy()
     slopes[-1] = beyond(knots, slopes, float(seen.tokens[here].max()))
-    row, key, pair = (float(v) * total for v in x[1 + n : 4 + n])
+    row, key, pair, prefill = (float(v) * total for v in x[1 + n : 5 + n])
     cost = Cost(
         float(x[0]) * total,
         tuple(float(k) for k in knots),
@@ -328,8 +332,9 @@ def cost_of(kind: Kind, seen: Observed, found: Regression) -> tuple[Cost, Residu
         row,
         key,
         pair,
+        prefill,
         tuple(int(p) for p in found.places),
-        tuple(float(v) * total for v in x[4 + n :]),
+        tuple(float(v) * total for v in x[5 + n :]),
         tuple(float(r) for r in ranks),
     )
     off = np.abs(fitted * total * cost.mean_ratio - y) / np.maximum(y, 1e-9)

@@ -115,7 +115,8 @@ class Replica(EngineState):
         rows, page = plan.rows, self.setup.layout.page_size
         kind, padded, width, places = self.kind_of(rows)
         ends, tokens = rows.ends, int(rows.counts.sum())
-        work = Work(tokens + padded, len(rows), int(ends.sum()), rows.prefill_pairs if kind.prefill else 0, places)
+        pairs, prefills = rows.prefill_pairs if kind.prefill else 0, len(rows) - rows.num_decode
+        work = Work(tokens + padded, len(rows), int(ends.sum()), pairs, places, prefills)
         known = self.model.kind_for(kind)
         host_ms = self.ms(self.model.host[known], work)
         self.now_s += host_ms / 1000
@@ -126,7 +127,7 @@ class Replica(EngineState):
             started,
             kind.prefill,
             rows.num_decode,
-            len(rows) - rows.num_decode,
+            prefills,
             tokens - rows.num_decode,
             padded,
             width,
@@ -150,7 +151,8 @@ class Replica(EngineState):
         self.launched.append(Launched(sampled, self.numbers_of(sampled.requests), started, self.free_s, log))
 
     def _collect(self, step: Launched) -> None:
-        self.now_s = max(self.now_s, step.ready_s)
+        if len(step.numbers):  # without a token to fetch nobody waits for the device, and the next step queues behind
+            self.now_s = max(self.now_s, step.ready_s)
         collected = self.scheduler.collect(step.rows, np.zeros(len(step.rows), dtype=np.int64), self.now_s)
         self.log.add([*step.log, (self.now_s - step.started_s) * 1000])
         got_s = self.now_s

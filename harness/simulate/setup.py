@@ -143,6 +143,14 @@ def read_setup(results: Results, run_id: str) -> EngineSetup:
     )
 
 
+def attention_of(results: Results, run_id: str) -> str | None:
+    """What computes a run's attention: its backend, and whether rows that decode go without a kernel of their own
+    (``max_blocks_per_request=0``); None if that was not recorded."""
+    values = settings_of(results, run_id)
+    backend = values.get("attention_backend")
+    return f"{backend} without its decode kernel" if backend and values.get("decode_kernel") is False else backend
+
+
 def _layout(values: Mapping[str, Any], run_id: str) -> CacheLayout:
     names = ("windows", "num_kv_heads", "head_dim", "itemsize")
     stated = [values.get(f"cache.{name}") for name in names]

@@ -2,7 +2,8 @@
 
 A cost is a sum of what a step does, each with a weight that is never negative: a constant, query tokens (padding
 included; piecewise linear, since a larger product of matrices is cheaper by the token), rows, keys read, pairs of a
-prompt's query and key, and the decode rows that a captured step with prompt tokens has room for. Costs are fitted
+prompt's query and key, rows with prompt tokens (of the host's part: planning one takes several times as long as a row
+that decodes), and the decode rows that a captured step with prompt tokens has room for. Costs are fitted
 (:mod:`harness.simulate.fit`) for each kind of step apart: with or without prompt tokens, replayed from a captured graph
 or launched kernel by kernel.
 """
@@ -47,14 +48,15 @@ KINDS = tuple(Kind(prefill, graph) for prefill in (False, True) for graph in (Fa
 
 
 class Work(NamedTuple):
-    """What a step does: query tokens with padding, rows without, keys read by all rows, pairs of prompt rows, and
-    decode rows that the captured step has room for beside prompt tokens (0 for any other step)."""
+    """What a step does: query tokens with padding, rows without, keys read by all rows, pairs of prompt rows, decode
+    rows that the captured step has room for beside prompt tokens (0 for any other step), rows with prompt tokens."""
 
     tokens: int
     rows: int
     keys: int
     pairs: int
     places: int = 0
+    prefills: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +64,7 @@ class Cost:
     """Milliseconds of a step as a function of its work.
 
     Attributes:
-        base_ms, row_ms, key_ms, pair_ms: constant, and by unit of work.
+        base_ms, row_ms, key_ms, pair_ms, prefill_ms: constant, and by unit of work.
         knots, slopes: ascending token counts from 0, and ms a token behind each.
         places, place_ms: ascending numbers of places, and the ms that so many or more cost beyond fewer.
         ratios: measured / fitted at evenly spaced ranks, ascending: the spread that the work does not explain.
@@ -74,6 +76,7 @@ class Cost:
     row_ms: float = 0.0
     key_ms: float = 0.0
     pair_ms: float = 0.0
+    prefill_ms: float = 0.0
     places: tuple[int, ...] = ()
     place_ms: tuple[float, ...] = ()
     ratios: tuple[float, ...] = (1.0,)
@@ -98,6 +101,7 @@ class Cost:
             + self.row_ms * work.rows
             + self.key_ms * work.keys
             + self.pair_ms * work.pairs
+            + self.prefill_ms * work.prefills
             + sum(ms for places, ms in zip(self.places, self.place_ms, strict=True) if work.places >= places)
         )
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
@@ -13,10 +14,11 @@ import pandas as pd
 from harness.metrics import run_values
 from harness.report.read import Results
 from harness.simulate.fit import STALL, fit_steps
-from harness.simulate.setup import SetupError, read_setup
+from harness.simulate.setup import EngineSetup, SetupError, attention_of, read_setup
 from harness.simulate.simulation import simulate
 from harness.simulate.source import conditions, measured_runs, output_lengths, own_runs, workload_of_run
 from harness.simulate.step_time import Kind, ModelError, StepTimeModel, Work
+from workloads.workload import Workload
 
 METRICS = ("gen_tok_s", "ttft_p50_ms", "ttft_p95_ms", "itl_p50_ms", "itl_p99_ms")
 """Columns of ``runs`` that are compared."""
@@ -98,6 +100,7 @@ def validate(results: Results, say: Callable[[str], None] | None = None) -> Vali
                 notes.append(f"{run_id} is not predicted: {error}")
             else:
                 notes += stalls(results, run_id, model)
+        notes += untaught(results, held, model)
     columns = ["condition", "run_id", "workload", "arm", "metric", "measured", "predicted", "error", "held_out"]
     rows = pd.concat(frames, ignore_index=True)[columns] if frames else pd.DataFrame(columns=columns)
     return Validation(rows.astype({"held_out": bool}), tuple(dict.fromkeys(notes)))
@@ -127,9 +130,9 @@ def splits(results: Results, fitted: int) -> Iterator[tuple[tuple[str, ...], dic
         )
 
 
-def predict(fitted: Results, others: Results) -> pd.DataFrame:
-    """Rows of :class:`Validation`, and their experiment, of every run of this engine in ``others`` from a model fitted
-    to the step logs of ``fitted``. The predicted runs need no step log.
+def predict(fitted: Results, others: Results) -> Validation:
+    """Every run of this engine in ``others``, and its experiment, from a model fitted to the step logs of ``fitted``.
+    The predicted runs need no step log.
 
     Raises:
         ModelError: ``fitted`` has nothing to fit to, or ``others`` a step of a kind that it never measured.
@@ -149,27 +152,56 @@ def predict(fitted: Results, others: Results) -> pd.DataFrame:
                 f"{', '.join(model.source[name])}: fit to runs of the same {name}"
             )
     known: dict[tuple[object, ...], dict[str, float | None]] = {}
-    frames = []
+    frames, notes = [], [*model.notes, *untaught(others, wanted, model)]
     for run_id, (_, row) in zip(wanted, runs.iterrows(), strict=True):
         # Repeats serve the same requests with the same settings: one prediction is that of all.
-        lengths = tuple(sorted(output_lengths(others, run_id).items()))
-        same = (row["workload_hash"], repr(read_setup(others, run_id)), lengths)
+        lengths = output_lengths(others, run_id)
+        setup = read_setup(others, run_id)
+        same = (row["workload_hash"], repr(setup), tuple(sorted(lengths.items())))
         if same not in known:
-            known[same] = predicted_values(others, run_id, model)
+            workload, _ = workload_of_run(others, run_id)
+            known[same] = predicted_values(workload, setup, lengths, model)
+            if unseen := model.unseen_prompts([len(request.prompt_ids) for request in workload.requests]):
+                notes.append(f"{row['workload']} of {row['experiment'] or 'no experiment'}: {unseen}")
         frames.append(pd.DataFrame(_rows(row, run_id, known[same], True, METRICS)).assign(experiment=row["experiment"]))
-    return pd.concat(frames, ignore_index=True)
+    return Validation(pd.concat(frames, ignore_index=True), tuple(dict.fromkeys(notes)))
+
+
+def untaught(results: Results, run_ids: Sequence[str], model: StepTimeModel) -> list[str]:
+    """What these runs do that no step the model was fitted to did, in words."""
+    attention, launched = Counter[str](), Counter[Kind]()
+    own = model.source.get("attention")
+    for run_id in run_ids:
+        name = attention_of(results, run_id)
+        if own and name and name != own:
+            attention[name] += 1
+        # A step that is not captured is launched; what stands for a kind that was never measured is the other start.
+        for prefill, captured in zip((True, False), read_setup(results, run_id).graphs, strict=True):
+            if not captured and Kind(prefill, False) not in model.device:
+                launched[Kind(prefill, False)] += 1
+    found = [f"{count} runs with {name} are predicted by steps of {own}" for name, count in attention.items()]
+    return found + [
+        f"{count} runs have steps of kind '{kind}', of which none was measured: replayed ones stand for them"
+        for kind, count in launched.items()
+    ]
 
 
 def compare(results: Results, run_id: str, model: StepTimeModel, held_out: bool) -> pd.DataFrame:
     """Rows of :class:`Validation` of one run."""
     row = results.runs[results.runs["run_id"] == run_id].iloc[0]
-    return pd.DataFrame(_rows(row, run_id, predicted_values(results, run_id, model), held_out, METRICS))
-
-
-def predicted_values(results: Results, run_id: str, model: StepTimeModel) -> dict[str, float | None]:
-    """By metric, what a simulation says of one run: the median over :data:`SEEDS`; None where it has no value."""
     workload, _ = workload_of_run(results, run_id)
-    setup, lengths = read_setup(results, run_id), output_lengths(results, run_id)
+    values = predicted_values(workload, read_setup(results, run_id), output_lengths(results, run_id), model)
+    return pd.DataFrame(_rows(row, run_id, values, held_out, METRICS))
+
+
+def predicted_values(
+    workload: Workload, setup: EngineSetup, lengths: Mapping[str, int], model: StepTimeModel
+) -> dict[str, float | None]:
+    """By metric, what a simulation says of one run: the median over :data:`SEEDS`; None where it has no value.
+
+    Args:
+        lengths: by request id, tokens it generates.
+    """
     runs = [
         run_values(simulate(workload, setup, model, np.random.default_rng(seed), output_tokens=lengths))
         for seed in SEEDS
@@ -191,6 +223,7 @@ def stalls(results: Results, run_id: str, model: StepTimeModel) -> list[str]:
             int(step["decode_rows"] + step["prefill_rows"]),
             int(step["kv_tokens"]),
             0 if pd.isna(step["prefill_pairs"]) else int(step["prefill_pairs"]),
+            prefills=int(step["prefill_rows"]),
         )
         usual_ms = model.host[kind].fitted_ms(work) + model.device[kind].fitted_ms(work)
         if step["schedule_ms"] > STALL * model.host[kind].fitted_ms(work) and step["schedule_ms"] > 2 * usual_ms:

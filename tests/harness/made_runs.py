@@ -61,6 +61,7 @@ def as_measured(record: RunRecord, setup: EngineSetup, **identity: Any) -> RunRe
     """A simulated run in the clothes of a measured one."""
     layout = setup.layout
     extra = {
+        "attention_backend": "sdpa",
         "q_padding_interval_size": 0,
         "kv_padding_interval_size": 0,
         "table_pages": setup.table_pages,

@@ -40,6 +40,14 @@ def test_steps_one_after_the_other_by_hand(by_hand: SimpleNamespace) -> None:
     assert list(record.steps["kind"]) == ["prefill", "decode", "decode"]
 
 
+def test_a_step_without_a_token_is_not_waited_for(by_hand: SimpleNamespace) -> None:
+    """A prompt of three chunks, 1 ms of host, 2 of device and 0.5 between: turns begin at 0, 1.5 and 3 ms, the device
+    computes from 1 to 7 ms without a pause. With each step waited for it would be 10."""
+    record = simulate(by_hand.workload((0.0, 40, 2)), by_hand.setup(max_batch_tokens=16), by_hand.model())
+    assert list(record.steps["prefill_tokens"]) == [16, 16, 8, 0]
+    assert times_ms(record) == pytest.approx([7.0, 10.5])
+
+
 def test_overlapped_steps_by_hand(by_hand: SimpleNamespace) -> None:
     """Step 2 is launched at 2.5 ms while step 1 runs until 3: it runs from 3 to 5 ms. Step 3 is launched at 4.5 and
     runs from 5 to 7. Nothing is left to plan then, so its turn collects it."""

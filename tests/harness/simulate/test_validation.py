@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from harness.report.read import read_results
-from harness.simulate import ModelError, SetupError, read_setup, validate
+from harness.simulate import ModelError, SetupError, fit_steps, read_setup, validate
 from harness.simulate.__main__ import main as table_of_splits
-from harness.simulate.source import conditions, measured_runs, read_all, workload_of_run
-from harness.simulate.validation import TARGET, predict
+from harness.simulate.source import conditions, measured_runs, own_runs, read_all, workload_of_run
+from harness.simulate.validation import TARGET, predict, untaught
 
 ROOT = Path(__file__).parents[3]
 
@@ -50,7 +50,9 @@ def test_later_runs_of_an_h200_are_predicted_by_what_was_there_before() -> None:
     fitted = read_all([h200 / "qwen3-4b" / name for name in ("nano", "decode_steps", "staged_20", "staged_40")])
     others = read_all([h200 / "stages" / "qwen3-4b" / name for name in ("num_blocks", "graphs_vs_async")])
     assert measured_runs(others) == []
-    found = predict(fitted, others)
+    validated = predict(fitted, others)
+    assert validated.notes == ()
+    found = validated.rows
     assert found.groupby("arm")["run_id"].nunique().to_dict() == dict.fromkeys(
         ("128", "512", "64", "ours_base", "ours_graphs", "ours_graphs_async"), 5
     )
@@ -73,12 +75,39 @@ def test_long_prompts_are_predicted_once_some_were_measured() -> None:
     others = read_all([stages / "max_batch_tokens"])
     errors = []
     for folders in (short, [*short, stages / "attention_backend", stages / "prefix_sharing"]):
-        found = predict(read_all(folders), others)
+        validated = predict(read_all(folders), others)
+        assert any("than any that was measured (1,022)" in note for note in validated.notes) == (folders is short)
+        found = validated.rows
         assert found["run_id"].nunique() == 15
         errors.append(found["error"].abs().groupby(found["metric"]).median())
     assert errors[1]["gen_tok_s"] < 0.05
     assert errors[1]["ttft_p50_ms"] < TARGET
     assert errors[1]["ttft_p95_ms"] < 0.2 < 0.3 < errors[0]["ttft_p95_ms"]
+
+
+def test_what_no_measured_step_did_is_said() -> None:
+    """Steps with the decode kernel, all replayed: what they say of launched ones and of those without it is a guess."""
+    stages = ROOT / "results" / "reference" / "h200" / "stages" / "qwen3-0.6b"
+    fitted = read_all([stages / "prefix_sharing"])
+    others = read_all([stages / "decode_fast_path", stages / "graphs_vs_async"])
+    model = fit_steps(fitted, measured_runs(fitted))
+    assert untaught(others, own_runs(others), model) == [
+        "5 runs with triton without its decode kernel are predicted by steps of triton",
+        "5 runs have steps of kind 'prefill, launched', of which none was measured: replayed ones stand for them",
+        "5 runs have steps of kind 'decode, launched', of which none was measured: replayed ones stand for them",
+    ]
+    assert untaught(fitted, measured_runs(fitted), model) == []
+
+
+def test_a_second_model_is_predicted_by_its_bursts() -> None:
+    """Qwen3-0.6B: loads of other kinds and settings by three bursts alone (docs/simulation.md)."""
+    stages = ROOT / "results" / "reference" / "h200" / "stages" / "qwen3-0.6b"
+    bursts = ("prefix_sharing", "attention_backend", "static_vs_continuous-mixed_burst")
+    found = predict(read_all([stages / name for name in bursts]), read_all([stages / "scheduler"])).rows
+    by_arm = found.groupby(["arm", "metric"])["error"].median().abs().unstack()
+    assert by_arm["gen_tok_s"].max() < 0.05
+    assert by_arm.loc["prefill_first", ["ttft_p50_ms", "ttft_p95_ms", "itl_p99_ms"]].max() < TARGET
+    assert by_arm.loc["fifo", ["ttft_p50_ms", "ttft_p95_ms"]].max() < 0.15
 
 
 def test_other_runs_are_predicted_as_a_table(
@@ -96,6 +125,11 @@ def test_other_runs_are_predicted_as_a_table(
     assert printed[0].startswith("| experiment | arm | runs | gen_tok_s |")
     assert " → " in printed[2]
     assert printed[-1].startswith("| median of the sizes | | 1 |")
+    config = tables.tables["config"].assign(run_id="later")
+    config.loc[config["field"] == "attention_backend", "value"] = '"eager"'
+    config.to_parquet(other / "config.parquet", index=False)
+    assert table_of_splits([str(measured_dir), f"predict={other}"]) == 0
+    assert "! 1 runs with eager are predicted by steps of sdpa" in capsys.readouterr().out
     assert table_of_splits([str(measured_dir), f"predict={measured_dir}"]) == 2
     assert "predicted by a model fitted to it" in capsys.readouterr().err
     fitted, others = read_results(measured_dir), read_results(other)
