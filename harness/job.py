@@ -39,9 +39,10 @@ class Job:
     @property
     def title(self) -> str:
         """For people: number and what distinguishes the job."""
-        what = f"{self.config['engine']['name']}, {self.config['model']['name']}, {self.config['workload']['name']}"
+        model_and_workload = f"{self.config['model']['name']}, {self.config['workload']['name']}"
         if self.number is None:
-            return what
+            return f"{self.arm or self.config['engine']['name']}, {model_and_workload}"
+        what = f"{self.config['engine']['name']}, {model_and_workload}"
         again = " again" if self.place is not None and self.place.replica else ""
         block = f" block {self.place.block}" if self.place and self.config["measure"]["repeats"] > 1 else ""
         return f"#{self.number} {self.config['experiment']['variable'] or 'run'}={self.arm}{again}{block} ({what})"

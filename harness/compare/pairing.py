@@ -10,7 +10,7 @@ import pandas as pd
 from harness.analysis.comparison import PAIR_BY, Candidate, Finding, compare, objection
 from harness.analysis.design import SEEDS
 from harness.compare.variable import declared_keys
-from harness.report.arms import Arm
+from harness.report.arms import Arm, names_engine
 from harness.report.config_diff import OTHER, PART, Difference, config_differences, confounders, key_of
 from harness.report.model_names import model_labels
 from harness.report.read import Results
@@ -137,7 +137,9 @@ def _arms(
     values = runs["arm"].fillna(_ANY)
     for (name, engine, value), rows in runs.groupby([facet, "engine", values], sort=False):
         if wanted is None or wanted in (engine, value):
-            label = f"{engine} {value}" if value not in (_ANY, engine) else engine
+            variable = rows["variable"].iloc[0]
+            typed = names_engine(None if pd.isna(variable) else str(variable))
+            label = engine if value == _ANY else value if typed else f"{engine} {value}"
             arm = Arm(name, f"{side}: {label}", engine, None if value == _ANY else value, None, rows)
             found.setdefault(name, {})[(engine, value)] = arm
     if not found:

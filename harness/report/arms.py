@@ -234,16 +234,20 @@ def _is_replica(key: Mapping[str, str | None]) -> bool:
 def _series_label(key: Mapping[str, str | None], names: Sequence[str], variable: str | None) -> str:
     if _is_replica(key):
         return _series_label({**key, "replica": None}, names, variable) + " again"
+    if key["arm"] is not None and names_engine(variable):  # as it was typed: ours_small, where the engine is ours
+        return key["arm"]
     parts = []
     for name in names:
         if name == "engine":
             parts.append(key["engine"] or "?")
-        elif key["arm"] is not None and key["arm"] not in (key["engine"], key["workload"]):
-            short = variable.rpartition(".")[2] if variable else None
-            if short == "engine":  # the arm names the engine and its settings: ours, ours_small
-                return key["arm"]
-            parts.append(f"{short} = {key['arm']}" if short else key["arm"])
+        elif key["arm"] is not None and key["arm"] != key["workload"]:
+            parts.append(f"{variable.rpartition('.')[2]} = {key['arm']}" if variable else key["arm"])
     return " ".join(parts) or key["engine"] or "?"
+
+
+def names_engine(variable: str | None) -> bool:
+    """Whether the arm of a run with this ``variable`` is a choice of engine; of a single run, which has none, it is."""
+    return variable in (None, "engine")
 
 
 def _sorted(arms: Sequence[Arm]) -> list[Arm]:

@@ -28,7 +28,8 @@ def result(folder: Path, step_ms: float, arms=("ours",), settings=None, facts=No
                 chunks=[TokenChunk((i + 1) * gap, (i,)) for i in range(10)],
             )  # fmt: skip
             named = {"run_id": f"{folder.name}-{arm}-{block}", "engine": "ours", "model": "m", "workload": "w",
-                     "workload_hash": "h", "device": "cpu", "seed": 0, "repeat": block, "arm": arm}  # fmt: skip
+                     "workload_hash": "h", "device": "cpu", "seed": 0, "repeat": block, "arm": arm,
+                     "variable": None if arm == "ours" else "engine.page_size"}  # fmt: skip
             config = [ConfigValue(k, v, "user") for k, v in ({"page_size": 16} | (settings or {})).items()]
             config += [ConfigValue("num_blocks", int(900 / step_ms), "derived: free memory")]
             record = RunRecord(

@@ -100,6 +100,21 @@ def test_variants_of_one_engine_are_named_by_their_arm(
     ]
 
 
+@pytest.mark.parametrize("variable", ["engine", None])  # a sweep over engines; single runs side by side
+def test_an_arm_is_named_as_it_was_typed(
+    variable: str | None, tmp_path: Path, record_maker: Callable, writer: Callable
+) -> None:
+    records = [
+        record_maker(arm, engine, arm=arm, variable=variable, workload="w")
+        for engine, arm in (("static", "static_waves"), ("ours", "ours_small"))
+    ]
+    arms = group_arms(read_results(writer(tmp_path, records)))
+    assert [(a.engine, a.series, a.is_baseline) for a in arms] == [
+        ("static", "static_waves", True),
+        ("ours", "ours_small", False),
+    ]
+
+
 def test_devices_are_never_pooled_but_gpus_of_one_host_are(
     tmp_path: Path, record_maker: Callable, writer: Callable
 ) -> None:
