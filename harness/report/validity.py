@@ -341,12 +341,12 @@ def _few_samples(arms: Sequence[Arm], percentiles: Mapping[str, str], greyed: bo
             few[name] = named
     if not few:
         return []
+    too_few = (
+        f"rests on fewer than {MIN_P99_SAMPLES} samples, with at most seven beyond it, and may be another next time"
+    )
     if greyed:
-        return [f"p99 of {' and '.join(few)} rests on fewer than {MIN_P99_SAMPLES} samples in some arms: shown greyed."]
-    return [
-        f"p99 of {name} rests on fewer than {MIN_P99_SAMPLES} samples: {_names(named, arms)}."
-        for name, named in few.items()
-    ]
+        return [f"p99 of {' and '.join(few)} in some arms {too_few}: shown greyed."]
+    return [f"p99 of {name} {too_few}: {_names(named, arms)}." for name, named in few.items()]
 
 
 def _no_repeats(arms: Sequence[Arm]) -> list[str]:

@@ -25,7 +25,9 @@ def readme() -> str:
             "One clock for everything: `time.perf_counter_ns` of the measuring process, read when the consumer could "
             "use the token. Units are in the names. Null is unknown, never 0. Percentiles interpolate linearly "
             "(numpy's default). Failed and cancelled requests are counted and have no latencies. A 99th percentile of "
-            f"fewer than {MIN_P99_SAMPLES} samples is shown greyed. A delivery without tokens (a role-only chunk) is "
+            f"fewer than {MIN_P99_SAMPLES} samples is shown greyed, or named under the table: from that many on, at "
+            "least two lie above the true one with a probability of 99 %; with fewer, what is shown may be hardly more "
+            "than the largest of them, and another in the next run. A delivery without tokens (a role-only chunk) is "
             "no token. The k tokens of one delivery give k gaps of gap / k; tokens of a request's first delivery have "
             "no delivery before them, so no gap.",
             width=118,
