@@ -27,7 +27,7 @@ help: ## list the targets
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 18
 
 bench: $(STAMP) ## set up, then measure continuous against static batching on real weights (about 2 minutes on 2 cores)
-	@echo "== bench: ours, transformers and static on the same requests"
+	@echo "== bench: ours, transformers and static on the same requests; imports and the model come first (some seconds)"
 	@$(BIN)/cb-bench -m experiment=quickstart $(BENCH_ARGS)
 
 test: $(STAMP) ## set up, then lint and run the whole test suite

@@ -43,8 +43,9 @@ from harness.job import Job
 from harness.launch import launch
 from harness.manifest import JobState
 from harness.plan import Plan, make_plan, pinned
+from harness.progress import waiting_for
 from harness.provenance import own_revision
-from harness.resume import labels, notices, remaining
+from harness.resume import labels, left_open, notices, remaining
 from harness.sweep import arm, check_unused, combine_jobs, failed_lines, kept_line
 
 EXIT_FAILED, EXIT_USAGE = 1, 2
@@ -73,21 +74,25 @@ def main(argv: Sequence[str] | None = None) -> int:
             plan = make_plan(arguments)
             if not plan.resumed:
                 check_unused(plan.directory)
-            for line in check_engines(plan.configs):
+            with waiting_for("importing libraries, checking settings"):
+                unfit = check_engines(plan.configs)
+            for line in unfit:
                 print(f"cb-bench: will fail: {line}", file=sys.stderr)
             plan = pinned(plan)
             finished = len(plan.jobs)
+            whole: Sequence[JobState] = ()
             if plan.resumed:
-                for line in notices(plan.directory, plan.jobs, own_revision()):
+                whole, unclosed = left_open(plan.directory, plan.jobs)
+                for line in notices(plan.directory, plan.jobs, own_revision(), unclosed):
                     print(f"cb-bench: {line}", file=sys.stderr)
-                plan = replace(plan, jobs=remaining(plan.directory, plan.jobs), labels=labels(plan.jobs))
+                plan = replace(plan, jobs=remaining(plan.directory, plan.jobs, whole), labels=labels(plan.jobs))
             finished -= len(plan.jobs)
             if plan.configs[0]["dry_run"]:
                 _list(plan, finished)
                 return 0
             if finished:
                 print(f"going on with {_shown(plan.directory)}: {finished} runs are measured, {len(plan.jobs)} to go")
-            _prepare(plan)
+            _prepare(plan, whole)
             try:
                 _run(plan)
             finally:
@@ -164,8 +169,11 @@ def _version() -> str:
         return "from a source tree that is not installed"
 
 
-def _prepare(plan: Plan) -> None:
+def _prepare(plan: Plan, whole: Sequence[JobState]) -> None:
     """Make the folder of results and note the jobs of a sweep in its manifest, so that none is forgotten.
+
+    Args:
+        whole: jobs of a resumed sweep that were measured but not noted.
 
     Raises:
         ValueError: it cannot be made.
@@ -173,6 +181,8 @@ def _prepare(plan: Plan) -> None:
     directory = plan.directory
     try:
         directory.mkdir(parents=True, exist_ok=True)
+        for state in whole:
+            manifest.append(directory, state)
         for job in plan.jobs:
             digest, place = config_hash(job.config), (job.place.block, job.place.position)
             state = JobState(job.name, digest, job.overrides, "planned", manifest.now(), None, *place)

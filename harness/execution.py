@@ -58,7 +58,8 @@ def run_jobs(jobs: Sequence[Job]) -> list[str]:
         for k, job in enumerate(jobs):
             if k in shared.begun - shared.ended:
                 _keep(job, "what its repeats measured", partial(_combine_runs, job, shared.directories[k]))
-                _keep(job, "its state", partial(_note, job, "interrupted", by(signal_of(interrupt))))
+                how = ("ok", None) if shared.is_complete(k) else ("interrupted", by(signal_of(interrupt)))
+                shared.close(k, *how)
         raise
     except Exception as error:  # a launcher must see a state, not an exception
         cause, detail = one_line(error), traceback.format_exc()
@@ -91,10 +92,14 @@ class _Shared:
     def written(self, k: int) -> None:
         """A run of it has ended well. A job among others ends with its last one, not with the process."""
         self._left[k] -= 1
-        if len(self.jobs) == 1 or self._left[k]:
+        if len(self.jobs) == 1 or not self.is_complete(k):
             return
         if _keep(self.jobs[k], "its joined tables", partial(_combine_runs, self.jobs[k], self.directories[k])):
             self.close(k, "ok", None)
+
+    def is_complete(self, k: int) -> bool:
+        """Whether every run of it has ended well and is written."""
+        return not self._left[k]
 
     def close(self, k: int, state: str, cause: str | None) -> str:
         """Note how it ended; the state that counts."""

@@ -1,7 +1,7 @@
 """Shows what the measured process is doing and how far the command is.
 
-In a terminal that is one live line; elsewhere a plain line every ten seconds, so that a log or a pipe is never silent
-for long. The line that ends a run stays in both.
+In a terminal that is one live line; elsewhere a plain line as the first run begins and then every ten seconds, so that
+a log or a pipe is never silent for long. The line that ends a run stays in both.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from types import TracebackType
 from typing import Any, Self
 
@@ -19,6 +20,12 @@ from harness.course import Course
 
 EVERY_S = 10.0
 """Seconds between two lines where there is no terminal."""
+
+
+def waiting_for(what: str) -> AbstractContextManager[object]:
+    """Say in a terminal what the command is doing before its first run, as long as it does it."""
+    console = Console(stderr=True)
+    return console.status(f"{what} …") if console.is_terminal else nullcontext()
 
 
 class JobDisplay:
@@ -52,6 +59,8 @@ class JobDisplay:
         if self._console.is_terminal:
             self._status = self._console.status(self._live())
             self._status.start()
+        elif self._course().ended == 0:  # nothing has been said yet
+            self._print(self._line())
         self._talker.start()
         return self
 

@@ -86,6 +86,7 @@ def _composed(loader: ConfigLoader, overrides: Sequence[str]) -> dict[str, Any]:
 
 def _describe(args: argparse.Namespace, config: Mapping[str, Any]) -> None:
     check_sources(config["workload"], config["arrival"])  # before the model's tokenizer is loaded
+    _say_what_is_read(config["model"])
     workload = build(config)
     described = describe(workload)
     if args.json:
@@ -102,6 +103,11 @@ def _describe(args: argparse.Namespace, config: Mapping[str, Any]) -> None:
             f"plots: {directory} ({', '.join(plot.name for plot in plots)})",
             file=sys.stderr if args.json else sys.stdout,
         )
+
+
+def _say_what_is_read(model: Mapping[str, Any]) -> None:
+    """What the next seconds are for: what reads a tokenizer takes that long to import."""
+    print(f"cb-workload: reading the vocabulary of {model['name']}, some seconds", file=sys.stderr)
 
 
 def build(config: Mapping[str, Any]) -> Workload:
@@ -154,6 +160,7 @@ def _lengths(args: argparse.Namespace, config: Mapping[str, Any]) -> None:
     from harness.models import ModelSpec, outline_model
     from workloads.sharegpt import write_length_table
 
+    _say_what_is_read(config["model"])
     tokenizer = outline_model(ModelSpec(**config["model"])).tokenizer
     if tokenizer is None:
         raise ValueError(f"model {config['model']['name']!r} has no tokenizer: choose one that has, model=…")

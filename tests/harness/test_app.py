@@ -314,7 +314,7 @@ def test_repeats_of_a_sweep_are_blocks_in_a_recorded_order(in_empty_folder):
     assert blocks[3] == blocks[2][::-1]
     assert [j.config["engine"]["name"] for j in plan.jobs if j.place.replica] == ["static"] * 4
     assert len(plan.configs) == 3
-    app._prepare(plan)
+    app._prepare(plan, ())
     states = manifest.latest(plan.directory)
     assert [(s.block, s.position) for s in states] == [(j.place.block, j.place.position) for j in plan.jobs]
     assert len({s.job for s in states}) == 16

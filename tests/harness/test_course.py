@@ -68,11 +68,11 @@ def test_while_a_process_ends_its_run_stays_ended():
     with JobDisplay("#0", where, Console(file=out, width=200), every_s=0.02) as display:
         display.note("6/6 requests ok")
         deadline = time.monotonic() + 20
-        while out.getvalue().count("\n") < 3 and time.monotonic() < deadline:
+        while out.getvalue().count("\n") < 4 and time.monotonic() < deadline:
             time.sleep(0.005)
         display.begin("#1")
         display.note("6/6 requests ok", last=False)
-    first, *ticks, last = out.getvalue().splitlines()
+    _, first, *ticks, last = out.getvalue().splitlines()
     assert first == "#0: 6/6 requests ok · 1 of 5 runs, about 40 s to go"
     after = [line for line in ticks if line.startswith("#0")]
     assert len(after) >= 2
@@ -120,6 +120,13 @@ def test_a_pipe_hears_from_a_long_run():
         assert line.startswith("#1 engine=static: measuring, 3/24 requests, 21 in flight, ")
         assert line.endswith((" · run 2 of 4, about 90 s to go", "1.5 min to go"))
     assert last == "#1 engine=static: 24/24 requests ok · 2 of 4 runs, about 60 s to go"
+
+
+def test_the_first_run_of_a_command_is_told_as_it_begins():
+    out = io.StringIO()
+    with JobDisplay("#0", lambda: Course(ended=0, total=4), Console(file=out, width=200)) as display:
+        assert out.getvalue() == "#0: starting, 0 s · run 1 of 4, time to go unknown until one has ended\n"
+        display.finish("24/24 requests ok")
 
 
 def test_a_terminal_has_one_live_line_and_the_last_one():

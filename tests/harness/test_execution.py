@@ -86,6 +86,23 @@ def test_an_interrupted_job_keeps_the_tables_of_its_repeats(tmp_path, monkeypatc
     assert manifest.latest(tmp_path)[0].state == "interrupted"
 
 
+def test_an_interrupt_after_all_is_written_leaves_a_measured_job(job, monkeypatch):
+    """Ctrl-C while the tables were being written, or while the process ended."""
+
+    def run(specs, log, limits, take, env):
+        store.write_result(specs[0].parent, jobs.compute_tables(jobs.RunRecord({"run_id": "r", "engine": "ours"}, [])))
+        take({"run": 0, "written": True})
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(jobs, "run_isolated", run)
+    monkeypatch.setattr(jobs, "_headline", lambda directory: "")
+    with pytest.raises(KeyboardInterrupt):
+        jobs.run_job(job)
+    (state,) = manifest.latest(job.root)
+    assert (state.state, state.error) == ("ok", None)
+    assert list(store.read_result(job.directory, ("runs",))["runs"]["status"]) == ["ok"]
+
+
 @pytest.mark.parametrize(
     ("end", "status", "error"),
     [

@@ -17,7 +17,7 @@ from harness.plan import make_plan
 from harness.record import Outcome, RequestRecord, RunRecord, TokenChunk
 from harness.report.arms import group_arms
 from harness.report.read import read_results
-from harness.resume import notices, remaining, unfinished_sweep
+from harness.resume import left_open, notices, remaining, unfinished_sweep
 
 SWEEP = ["-m", "engine='null'", "model=tiny-llama", "engine.ttft_ms=10,20,30", "measure.repeats=2"]
 
@@ -55,6 +55,43 @@ def test_measured_runs_are_kept_and_failed_ones_made_again(tmp_path):
     # a launcher numbers only what it is given: number and folder are stated
     assert "experiment.number=3" in left[1].arguments
     assert f"hydra.sweep.subdir='{jobs[3].name}'" in left[1].arguments
+
+
+def leave(folder, job, status, outcomes):
+    """The tables of a run whose requests ended so."""
+    requests = [
+        RequestRecord(f"q{k}", 4, 1, t_sched_ns=0, t_submit_ns=0, t_done_ns=9, outcome=outcome)
+        for k, outcome in enumerate(outcomes)
+    ]
+    digest = config_hash(job.config)
+    record = RunRecord({"run_id": "r", "engine": "null", "config_hash": digest}, requests, t_start_ns=0, t_end_ns=9)
+    record.status, record.environment = status, {"identity.config_hash": digest}
+    store.write_result(folder / job.name, compute_tables(record))
+
+
+def test_a_run_that_was_written_but_not_noted_is_kept(tmp_path):
+    """The command was ended while its tables, or their note, were being written."""
+    jobs, folder, ended = make_plan(SWEEP).jobs, tmp_path / "s", Outcome.OK_LENGTH
+    write(folder, states(jobs, _0="ok", _1="running", _2="interrupted", _3="interrupted", _4="running", _5="running"))
+    leave(folder, jobs[1], "ok", [ended, ended])
+    leave(folder, jobs[2], "ok", [ended])
+    leave(folder, jobs[3], "interrupted", [ended, ended])  # of the journal: without step log and counters
+    leave(folder, jobs[4], "interrupted", [ended, Outcome.UNFINISHED])
+    (folder / jobs[5].name).mkdir()
+    whole, unclosed = left_open(folder, jobs)
+    assert [(s.job, s.state, s.error) for s in whole] == [(jobs[k].name, "ok", None) for k in (1, 2)]
+    assert unclosed == (jobs[3].name,)
+    assert [job.name for job in remaining(folder, jobs, whole)] == [jobs[k].name for k in (3, 4, 5)]
+    (line,) = notices(folder, jobs, provenance.own_revision(), unclosed)[:1]
+    assert line.startswith(f"resume=true: measured again although all of its requests had ended: {jobs[3].name}: ")
+
+
+def test_tables_of_another_config_do_not_make_a_run_whole(tmp_path):
+    jobs, folder = make_plan(SWEEP).jobs, tmp_path / "s"
+    write(folder, states(jobs, _1="running"))
+    other = next(job for job in jobs if config_hash(job.config) != config_hash(jobs[1].config))
+    leave(folder, replace(jobs[1], config=other.config), "ok", [Outcome.OK_LENGTH])
+    assert left_open(folder, jobs) == ((), ())
 
 
 def test_an_arm_more_adds_only_its_runs(tmp_path):
