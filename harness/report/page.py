@@ -38,6 +38,7 @@ td:first-child { font-weight: 600; min-width: 7rem; }
 td { white-space: nowrap; } td:first-child { white-space: normal; }
 table.text th, table.text td { text-align: left; white-space: normal; }
 table.text td { overflow-wrap: anywhere; min-width: 7rem; max-width: 30rem; }
+table.text tr:has(:nth-child(9)) td { min-width: 4rem; } /* many columns are numbers, not prose */
 table.text td:first-child { overflow-wrap: break-word; }
 .few { opacity: .5; }
 .bad { color: var(--warn); font-weight: 600; }
@@ -64,6 +65,7 @@ details { margin: .6rem 0; } summary { cursor: pointer; color: var(--accent); }
   .wide table { font-size: 6.5pt; } .wide th, .wide td { padding: .15rem .12rem; }
   .wide td:first-child { min-width: 4rem; }
   th:first-child, td:first-child { position: static; }
+  details::details-content { content-visibility: visible; } /* paper has nothing to unfold */
   .plots, .beside { grid-template-columns: 1fr 1fr; } .beside .plots { grid-template-columns: 1fr; }
 }
 """

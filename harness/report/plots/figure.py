@@ -26,6 +26,7 @@ from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 from matplotlib.transforms import Bbox
+from rich.cells import cell_len
 
 INK = "#1b1d21"
 PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
@@ -35,7 +36,7 @@ WIDTH = 5.2  # inches: at this size the text is still read when a phone shows th
 _DPI = 150
 _MOST_COLUMNS = 4  # of a legend
 _EDGE = 10  # points that stay free beside a legend: what the layout keeps at the edges of a figure
-_NAME_CHARACTERS = 24  # of a line of a bar's name; longer ones take more lines, so that the bars keep their room
+_NAME_WIDTH = 24  # of a line of a bar's name, in characters; longer ones take more lines: the bars keep their room
 _SETTINGS: Any = {  # matplotlib types the keys one by one
     "svg.fonttype": "none",
     "svg.hashsalt": "cb-report",
@@ -165,14 +166,20 @@ def _left_of(ax: Axes) -> float:
 
 def bar_names(ax: Axes, names: Sequence[str]) -> None:
     """Names of horizontal bars at 0, 1, 2 … on the y axis, the first one on top."""
-    ax.set_yticks(range(len(names)), [textwrap.fill(name, _NAME_CHARACTERS) for name in names])
+    ax.set_yticks(range(len(names)), ["\n".join(_name_lines(name)) for name in names])
     ax.set_ylim(len(names) - 0.4, -0.6)
     ax.grid(False, axis="y")
 
 
 def bars_height(names: Sequence[str]) -> float:
     """Inches for as many bars, each with room for its name."""
-    return sum(max(0.36, 0.05 + 0.17 * len(textwrap.wrap(name, _NAME_CHARACTERS))) for name in names)
+    return sum(max(0.36, 0.05 + 0.17 * len(_name_lines(name))) for name in names)
+
+
+def _name_lines(name: str) -> list[str]:
+    """A bar's name in lines; a character as wide as two (Chinese, Japanese, Korean) counts as two."""
+    filled = "".join(c + "\0" * (cell_len(c) - 1) for c in name)
+    return [text for line in textwrap.wrap(filled, _NAME_WIDTH) if (text := line.replace("\0", ""))]
 
 
 def texts_outside(figure: Figure) -> list[str]:

@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 
 from harness.report import write_report
+from harness.report.page import details, section, text_table
+from harness.report.page import page as whole_page
 
 _NAMES = ("chromium", "chromium-browser", "google-chrome")
 CHROMIUM = next((path for name in _NAMES if (path := shutil.which(name))), None)
@@ -92,3 +94,24 @@ def test_dark_where_the_reader_is_dark(single_dir: Path, tmp_path: Path) -> None
     assert seen(page, tmp_path, 800)["page"] == "rgb(255, 255, 255)"
     dark = seen(page, tmp_path, 800, "--blink-settings=preferredColorScheme=0")
     assert dark["page"] == "rgb(21, 23, 27)"
+
+
+def test_a_table_of_many_columns_fits_a_window_of_1300_px(tmp_path: Path) -> None:
+    words = ("none: non stationary (the rate of arrivals changes within the window)", *["19.7"] * 9)
+    table = text_table([f"ITL p{k} ms, steady" for k in range(11)], [["round robin", *words]])
+    table = table.replace("scroll", "scroll wide")  # what the probe looks at
+    (tmp_path / "page.html").write_text(whole_page("plan", [section("Behind a router", table)]))
+    assert seen(tmp_path / "page.html", tmp_path, 1300)["scrolled"] == [0]
+
+
+@pytest.mark.skipif(shutil.which("pdftotext") is None, reason="no pdftotext (Debian: apt-get install poppler-utils)")
+def test_what_is_folded_is_printed(tmp_path: Path) -> None:
+    (tmp_path / "page.html").write_text(whole_page("report", [details("Every setting", "<p>page_size 16</p>")]))
+    printed = tmp_path / "page.pdf"
+    subprocess.run(
+        [str(CHROMIUM), "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}",
+         f"--print-to-pdf={printed}", (tmp_path / "page.html").as_uri()],
+        capture_output=True, timeout=120, check=True,
+    )  # fmt: skip
+    text = subprocess.run(["pdftotext", str(printed), "-"], capture_output=True, text=True, check=True).stdout
+    assert "page_size 16" in text

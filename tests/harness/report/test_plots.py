@@ -44,7 +44,10 @@ def test_a_long_first_step_does_not_press_the_others_to_the_axis() -> None:
     assert [ax.get_yscale() for ax in even[0].axes] == ["linear"]
 
 
-@pytest.mark.parametrize("name", ["ours", "a_rather_long_name_of_an_engine and its setting = 123456", "x" * 70])
+@pytest.mark.parametrize(
+    "name", ["ours", "a_rather_long_name_of_an_engine and its setting = 123456", "x" * 70, "连续批处理" * 16]
+)
+@pytest.mark.filterwarnings("ignore:Glyph:UserWarning")  # which fonts a machine has is not the point
 def test_no_text_of_the_memory_plot_is_cut(name: str) -> None:
     ledger = {f"{part}_bytes": (9 - k) << 28 for k, part in enumerate(("kv_cache", "packed_weights", "step_buffers"))}
     ledger |= {"graph_pool_of_captured_steps_bytes": 1 << 29, "workspaces_bytes": 1 << 10}
