@@ -120,8 +120,8 @@ def register() -> None:
     """Register schemas and resolvers with Hydra; safe to call again (workers of a launcher import this module)."""
     store = ConfigStore.instance()
     store.store(name="bench_schema", node=BenchConfig)
+    store.store(group="engine", name="ours_schema", node=OursEngineConfig)  # the order of the help text
     store.store(group="engine", name="continuous_schema", node=ContinuousEngineConfig)
-    store.store(group="engine", name="ours_schema", node=OursEngineConfig)
     store.store(group="engine", name="static_schema", node=StaticEngineConfig)
     store.store(group="engine", name="openai_http_schema", node=OpenAiHttpEngineConfig)
     store.store(group="engine", name="null_schema", node=NullEngineConfig)

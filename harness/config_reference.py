@@ -11,6 +11,7 @@ import ast
 import importlib.util
 import inspect
 import re
+import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
 from importlib.resources import files
@@ -51,6 +52,7 @@ _EXPLAINED_BY: dict[type, type] = {
     VllmEngineConfig: VllmSettings,
 }
 _ENGINE = ("engine", "config.py", "ContinuousBatchingConfig")  # read without importing: the engine needs torch
+_WIDTH = 118
 _NESTED = {"generation": GenerationSettings, "experiment": ExperimentConfig}
 
 
@@ -249,9 +251,21 @@ def _about(name: str) -> str:
     said, found = top_level(), groups()
     if name in found:
         blocks = [f"{name}: {said[name]}"]
+        above: set[tuple[str, str]] = set()
         for schema in found[name]:
             lines = [f"== {name}={option}  {text}" for option, text in schema.options] or [f"== {name}"]
-            blocks.append("\n".join([*lines, *_aligned(f"{name}.", schema.keys)]))
+            own = [key for key in schema.keys if (key.name, key.explanation) not in above]
+            lines += _aligned(f"{name}.", own)
+            if again := [key for key in schema.keys if key not in own]:
+                shown = (key.name if key.default == "null" else f"{key.name} [{key.default}]" for key in again)
+                lines += textwrap.wrap(
+                    f"as above, null unless stated: {', '.join(shown)}",
+                    _WIDTH,
+                    initial_indent="  ",
+                    subsequent_indent="  ",
+                )
+            above |= {(key.name, key.explanation) for key in own}
+            blocks.append("\n".join(lines))
         return "\n\n".join(blocks)
     if name in said:
         return f"{name}  {said[name]}"
@@ -272,7 +286,7 @@ def _about(name: str) -> str:
 
 
 def _aligned(prefix: str, keys: Sequence[Key]) -> list[str]:
-    width = max(len(prefix + key.name) for key in keys)
+    width = max((len(prefix + key.name) for key in keys), default=0)
     return [
         f"  {prefix + key.name:<{width}}  {key.explanation}" + (f" [{key.default}]" if key.default else "")
         for key in keys

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from harness.app import main
-from harness.config_reference import attributes, documented, groups, markdown, top_level
+from harness.config_reference import about, attributes, documented, groups, markdown, top_level
 from harness.config_schemas import BenchConfig, ContinuousEngineConfig
 
 PAGE = Path(__file__).parents[2] / "docs" / "configuration.md"
@@ -78,6 +78,15 @@ def test_defaults_are_those_of_the_schema_or_the_file():
 def test_help_explains_a_group_or_a_key(command, expected, capsys):
     assert main(command.split()) == 0
     assert expected in capsys.readouterr().out
+
+
+def test_help_begins_with_this_engine_and_explains_a_key_once():
+    text = about(["engine"])
+    assert text.index("== engine=ours  ") < text.index("== engine=transformers  ")
+    assert text.count("tokens a page of one layer holds") == 1
+    shared = text[text.index("== engine=transformers  ") : text.index("== engine=static  ")]
+    assert "  as above, null unless stated: name [transformers], env [{}], attn_implementation, page_size," in shared
+    assert "engine.page_size" not in shared
 
 
 def test_help_of_an_unknown_name_is_one_line(capsys):
