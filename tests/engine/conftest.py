@@ -8,11 +8,15 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
+import torch
+from transformers import GenerationConfig
 
+from engine import ContinuousBatchingConfig, generate_batch
 from engine.requests import Request
 from engine.runner import LaunchedStep, ModelRunner
 from engine.sampling import SamplingParams
 from engine.scheduler import StepPlan
+from harness.models import ModelSpec, load_model
 
 
 @pytest.fixture
@@ -124,3 +128,49 @@ def gate(steps: list[Steps]) -> Iterator[Callable[..., Gate]]:
 def fail_step(steps: list[Steps]) -> Callable[[int, Exception], None]:
     """Let the ``n``-th step from now raise."""
     return lambda n, error: steps.append(Failure(n, error))
+
+
+@pytest.fixture
+def tiny() -> Callable[..., Any]:
+    """A preset of random weights; another one with each call."""
+    return lambda name="tiny-llama": load_model(ModelSpec(name=name), "cpu").model
+
+
+@pytest.fixture
+def config() -> Callable[..., ContinuousBatchingConfig]:
+    """A small cache and small steps."""
+    small = {"page_size": 4, "num_blocks": 64, "max_batch_tokens": 64}
+    return lambda **changes: ContinuousBatchingConfig(**{**small, **changes})
+
+
+@pytest.fixture
+def generation() -> Callable[..., GenerationConfig]:
+    """Eight tokens, the likeliest ones."""
+    greedy = {"max_new_tokens": 8, "do_sample": False, "pad_token_id": 0}
+    return lambda **changes: GenerationConfig(**{**greedy, **changes})
+
+
+@pytest.fixture
+def generate_now(generation: Callable[..., GenerationConfig]) -> Callable[..., list[int]]:
+    """What transformers' ``generate`` makes of a prompt with these settings; unlike ``reference`` it keeps no answer,
+    for models that change."""
+
+    def generate(model: Any, ids: Sequence[int]) -> list[int]:
+        prompt = torch.tensor([list(ids)])
+        with torch.no_grad():
+            out = model.generate(prompt, attention_mask=torch.ones_like(prompt), generation_config=generation())
+        return list(out[0, len(ids) :].tolist())
+
+    return generate
+
+
+@pytest.fixture
+def batch(
+    config: Callable[..., ContinuousBatchingConfig], generation: Callable[..., GenerationConfig]
+) -> Callable[..., Any]:
+    """``generate_batch`` with these defaults."""
+
+    def run(model: Any, prompts: Any, g: Any = None, c: Any = None, **options: Any) -> Any:
+        return generate_batch(model, prompts, g or generation(), c or config(), progress_bar=False, **options)
+
+    return run

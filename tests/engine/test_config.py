@@ -156,3 +156,8 @@ def test_a_hint_that_is_no_number_is_refused_by_name(name: str, value: Any) -> N
 def test_something_else_is_not_hints() -> None:
     with pytest.raises(TypeError, match="workload_hints must be WorkloadHints, got dict"):
         WorkloadHints.adopt({"num_requests": 3})
+
+
+def test_an_unhashable_scheduler_type_is_a_value_error():
+    with pytest.raises(ValueError, match="scheduler_type"):
+        ContinuousBatchingConfig(scheduler_type=["fifo"])
