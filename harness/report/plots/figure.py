@@ -7,6 +7,7 @@ deficiencies and readable on white and on near-black; series also differ in mark
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import textwrap
@@ -113,11 +114,18 @@ def time_axis(ax: Axes, until_s: float | None) -> None:
 
 
 def log_scale(ax: Axes, which: Literal["x", "y"], subs: Sequence[int] = (1, 2, 5)) -> None:
-    """A logarithmic axis with plain numbers at ``subs`` of each decade."""
+    """A logarithmic axis with marks and plain numbers at ``subs`` of each decade; over more than three decades, where
+    the numbers would run into each other, only the powers of ten have theirs."""
     (ax.set_xscale if which == "x" else ax.set_yscale)("log")
     axis = ax.xaxis if which == "x" else ax.yaxis
+
+    def number(value: float, _: int | None) -> str:
+        low, high = axis.get_view_interval()
+        power = math.log10(value)
+        return f"{value:g}" if high <= 1000 * low or math.isclose(power, round(power), abs_tol=1e-6) else ""
+
     axis.set_major_locator(LogLocator(subs=subs))
-    axis.set_major_formatter(FuncFormatter(lambda v, _: f"{v:g}"))
+    axis.set_major_formatter(FuncFormatter(number))
     axis.set_minor_locator(NullLocator())
 
 

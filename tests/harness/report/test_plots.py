@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
-from itertools import combinations
+from itertools import combinations, pairwise
 from pathlib import Path
 
 import pandas as pd
@@ -12,7 +12,7 @@ import pytest
 
 from harness.report import plots
 from harness.report.arms import group_arms
-from harness.report.plots.figure import annotate_apart, legend_above, look, new_figure, save, texts_outside
+from harness.report.plots.figure import annotate_apart, legend_above, log_scale, look, new_figure, save, texts_outside
 from harness.report.read import read_results
 
 
@@ -66,6 +66,21 @@ def test_a_text_over_the_edge_is_found() -> None:
             figure, (ax,) = new_figure(2.0)
             ax.annotate("here", (0, 0), xytext=written, textcoords="offset points").set_in_layout(False)
             assert texts_outside(figure) == outside
+
+
+@pytest.mark.parametrize(
+    ("high", "numbers"),
+    [(900, ["1", "2", "5", "10", "20", "50", "100", "200", "500"]), (2e4, ["1", "10", "100", "1000", "10000"])],
+)
+def test_numbers_of_a_long_logarithmic_axis_do_not_run_into_each_other(high: float, numbers: list[str]) -> None:
+    figure, (ax,) = new_figure(2.6)
+    log_scale(ax, "x")
+    ax.set_xlim(1, high)
+    figure.canvas.draw()
+    shown = [label for label in ax.get_xticklabels() if label.get_text() and 1 <= label.get_position()[0] <= high]
+    assert [label.get_text() for label in shown] == numbers
+    boxes = [label.get_window_extent() for label in shown]
+    assert all(left.x1 < right.x0 for left, right in pairwise(boxes))
 
 
 def test_a_legend_that_is_too_long_for_a_line_takes_several() -> None:
