@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -37,7 +38,9 @@ class Load:
                 "itself is found)"
             )
         spec = workload.spec
-        redrawn = {"workload", "arrival", "vocab_size"} <= set(spec) and "requests" in spec["workload"]
+        redrawn = {"workload", "arrival", "vocab_size"} <= set(spec) and {"requests", "sessions"} & set(
+            spec["workload"]
+        )
         return cls(workload, spec if redrawn else None)
 
     def trial(self, requests: int, seed: int) -> Trial:
@@ -49,7 +52,7 @@ class Load:
         """
         rng = stream(seed, "capacity")
         if self.spec is not None:
-            chosen = list(built(self.spec, requests=requests, seed=seed).requests)
+            chosen = list(built(self.spec, **self._size(requests), seed=seed).requests)[:requests]
         else:
             everything = self.workload.requests
             first = int(rng.random() * max(1, len(everything) - requests + 1))
@@ -67,6 +70,14 @@ class Load:
                 first = rng.randrange(len(chosen))
                 units, chosen = units[first:] + units[:first], chosen[first:] + chosen[:first]
         return Trial(self.workload.name, tuple(chosen), tuple(units), self.workload.spec)
+
+    def _size(self, requests: int) -> dict[str, int]:
+        """The setting that makes the workload so long; of conversations, some more than have so many turns."""
+        assert self.spec is not None
+        if "sessions" not in self.spec["workload"]:
+            return {"requests": requests}
+        beginnings = sum(r.follows is None for r in self.workload.requests)
+        return {"sessions": math.ceil(1.2 * requests * beginnings / len(self.workload)) + 1}
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from harness.compose import composing, load
 from harness.config import plain
 from harness.explain import explain
 from harness.report.read import Results
-from harness.simulate.source import measured_runs, workload_of_run, workload_spec
+from harness.simulate.source import measured_runs, nothing_to_fit, workload_of_run, workload_spec
 from harness.slo import Slo, read_slo
 from workloads import build_workload
 from workloads.names import unknown
@@ -112,9 +112,7 @@ def workload_asked(results: Results, question: Question, config: Mapping[str, An
     """
     runs = measured_runs(results)
     if not runs:
-        raise QuestionError(
-            f"{results.directory} holds no measured run of engine=ours with a step log: measure one first"
-        )
+        raise QuestionError(nothing_to_fit(results))
     if not question.names_workload:
         workload, remark = workload_of_run(results, runs[0])
         return workload, f"the workload of run {runs[0]}" + (f"; {remark}" if remark else "")

@@ -328,7 +328,10 @@ def _bracket(run: Runner, seed: int, start: float, first: float) -> tuple[Point,
     while bad is None:
         rate = good.rate * factor
         if rate > HIGHEST:
-            raise ValueError(f"the SLO is kept at {good.rate:g} requests/s: it limits nothing here; tighten it")
+            raise ValueError(
+                f"the SLO is kept even when all {len(good.record.requests)} requests of a trial come at once: plan with "
+                "a longer workload, or tighten it"
+            )
         point = run(rate, seed)
         good, bad = (point, None) if point.met else (good, point)
         factor *= 1.5 if factor < 4 else 1

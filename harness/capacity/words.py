@@ -29,7 +29,9 @@ def headline(plan: Plan) -> list[str]:
     """The answer in a few sentences."""
     if plan.capacity is None:
         return [f"No answer under this SLO: {plan.unmet}."]
-    lines = [f"One GPU carries {rate_words(plan.capacity)} of '{plan.workload.name}' within {limits(plan)}."]
+    lines = [
+        f"One {device_word(plan)} carries {rate_words(plan.capacity)} of '{plan.workload.name}' within {limits(plan)}."
+    ]
     if plan.binding is not None:
         lines.append(binding_words(plan.binding, chunk_words(plan) if plan.binding.cuttable else ""))
     if plan.improved is not None:
@@ -38,15 +40,15 @@ def headline(plan: Plan) -> list[str]:
     if plan.gpus is not None and target is not None:
         sure = number((plan.improved or plan.capacity).sure)
         lines.append(
-            f"{number(target)} requests/s need {gpus_words(plan.gpus)}"
+            f"{number(target)} requests/s need {gpus_words(plan, plan.gpus)}"
             f"{' with those' if plan.improved is not None else ''}, with {plan.settings.headroom:.0%} headroom below "
             f"{sure} requests/s each (the lower end of the interval, or the worst seed if that is less)."
         )
     if plan.cost_per_million is not None:
         load = (
-            f"at {number(target)} requests/s on {gpus_words(plan.gpus)}"
+            f"at {number(target)} requests/s on {gpus_words(plan, plan.gpus)}"
             if plan.gpus is not None and target is not None
-            else f"at {1 - plan.settings.headroom:.0%} of what a GPU carries"
+            else f"at {1 - plan.settings.headroom:.0%} of what a {device_word(plan)} carries"
         )
         lines.append(
             f"A million generated tokens cost {number(plan.cost_per_million)} {load}, in the currency of "
@@ -55,9 +57,15 @@ def headline(plan: Plan) -> list[str]:
     return [*lines, *trust(plan)]
 
 
-def gpus_words(count: int) -> str:
-    """How many GPUs."""
-    return f"{count} GPU" + ("s" if count > 1 else "")
+def device_word(plan: Plan) -> str:
+    """What the step times were measured on."""
+    devices = plan.model.source.get("device", ())
+    return "machine" if devices and all(str(name).startswith("cpu") for name in devices) else "GPU"
+
+
+def gpus_words(plan: Plan, count: int) -> str:
+    """How many GPUs, or machines without one."""
+    return f"{count:,} {device_word(plan)}" + ("s" if count > 1 else "")
 
 
 def trust(plan: Plan) -> list[str]:

@@ -147,8 +147,9 @@ def fit_steps(results: Results, run_ids: Iterable[str]) -> StepTimeModel:
         if steps.empty:
             notes.append(f"{run_id} has no step log and was left out")
             continue
-        if (floats(steps[["step_ms", "schedule_ms"]].min()) < 0).any():
-            raise ModelError(f"{run_id} has steps of negative length: its step log is damaged")
+        lengths = np.concatenate([floats(steps[name]) for name in ("step_ms", "schedule_ms")])
+        if (lengths < 0).any() or np.isinf(lengths).any():
+            raise ModelError(f"{run_id} has steps of negative or infinite length: its step log is damaged")
         untold.update(_untold(results, run_id, steps))
         overlapped = bool(setting(results, run_id, "use_async_batching", False))
         parts.append(Observed.read(steps, overlapped, int(setting(results, run_id, "max_requests_per_batch", 1))))
@@ -156,6 +157,8 @@ def fit_steps(results: Results, run_ids: Iterable[str]) -> StepTimeModel:
     if not parts:
         raise ModelError(f"no step log in {results.directory}: measure with engine=ours, whose runs keep one")
     seen = Observed.joined(parts)
+    if not len(seen.host):
+        raise ModelError(f"no step in {results.directory} has all of its times: the step logs are damaged")
     if np.isnan(seen.pairs).any():
         notes.append("the step logs do not tell prompt attention apart (older version): long prompts cost by the token")
         seen = replace(seen, pairs=np.zeros_like(seen.pairs))

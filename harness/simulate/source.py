@@ -9,7 +9,7 @@ from typing import Any
 
 import pandas as pd
 
-from harness.report.read import Results, decoded, read_results
+from harness.report.read import Results, ResultsError, decoded, read_results
 from workloads import build_workload
 from workloads.workload import ScheduledRequest, Workload
 
@@ -17,12 +17,20 @@ from workloads.workload import ScheduledRequest, Workload
 def read_all(directories: Sequence[Path]) -> Results:
     """The tables of several run or sweep folders, one below the other.
 
+    A folder that is named twice counts once.
+
     Raises:
-        ResultsError: one of them holds nothing.
+        ResultsError: one of them holds nothing, or a run that another one holds too.
     """
-    parts = [read_results(directory) for directory in directories]
+    parts = [read_results(directory) for directory in {d.resolve(): d for d in directories}.values()]
     if len(parts) == 1:
         return parts[0]
+    seen: dict[str, Path] = {}
+    for part in parts:
+        for run_id in part.runs["run_id"]:
+            if run_id in seen:
+                raise ResultsError(f"run {run_id} is in {seen[run_id]} and in {part.directory}: name one of them")
+            seen[run_id] = part.directory
     tables = {}
     for name in parts[0].tables:
         filled = [p.tables[name] for p in parts if len(p.tables[name])]
@@ -44,6 +52,17 @@ def measured_runs(results: Results) -> list[str]:
     """Ids of the runs that can teach a step-time model: those of :func:`own_runs` with a step log."""
     logged = set(results.tables["steps"]["run_id"])
     return [run_id for run_id in own_runs(results) if run_id in logged]
+
+
+def nothing_to_fit(results: Results) -> str:
+    """Why :func:`measured_runs` finds none, in a line that says what to do."""
+    if own := own_runs(results):
+        why = [note for note in results.notes if note.startswith("steps.parquet")]
+        return (
+            f"the {len(own)} measured runs of engine ours in {results.directory} have no step log "
+            f"({why[0] if why else 'it was left out'}): name the folder they were measured in, or measure again"
+        )
+    return f"{results.directory} holds no measured run of engine ours: measure one first"
 
 
 def conditions(results: Results) -> dict[str, list[str]]:

@@ -16,7 +16,14 @@ from harness.report.read import Results
 from harness.simulate.fit import STALL, fit_steps
 from harness.simulate.setup import EngineSetup, SetupError, attention_of, read_setup
 from harness.simulate.simulation import simulate
-from harness.simulate.source import conditions, measured_runs, output_lengths, own_runs, workload_of_run
+from harness.simulate.source import (
+    conditions,
+    measured_runs,
+    nothing_to_fit,
+    output_lengths,
+    own_runs,
+    workload_of_run,
+)
 from harness.simulate.step_time import Kind, ModelError, StepTimeModel, Work
 from workloads.workload import Workload
 
@@ -82,7 +89,7 @@ def validate(results: Results, say: Callable[[str], None] | None = None) -> Vali
     """
     folds = conditions(results)
     if not folds:
-        raise ModelError(f"{results.directory} holds no measured run of engine ours with a step log")
+        raise ModelError(nothing_to_fit(results))
     frames, notes = [], []
     for name, held in folds.items():
         others = [r for runs in folds.values() if runs is not held for r in runs]
@@ -113,6 +120,8 @@ def splits(results: Results, fitted: int) -> Iterator[tuple[tuple[str, ...], dic
         ModelError: a choice cannot be fitted; ValueError: nothing would be left to predict.
     """
     folds = conditions(results)
+    if not folds:
+        raise ModelError(nothing_to_fit(results))
     if not 0 < fitted < len(folds):
         raise ValueError(
             f"a split of {len(folds)} conditions (workloads at an arm, whatever their seeds) fits 1 to "
@@ -162,7 +171,8 @@ def predict(fitted: Results, others: Results) -> Validation:
             workload, _ = workload_of_run(others, run_id)
             known[same] = predicted_values(workload, setup, lengths, model)
             if unseen := model.unseen_prompts([len(request.prompt_ids) for request in workload.requests]):
-                notes.append(f"{row['workload']} of {row['experiment'] or 'no experiment'}: {unseen}")
+                of = "" if pd.isna(row["experiment"]) else f" of {row['experiment']}"
+                notes.append(f"{row['workload']}{of}: {unseen}")
         frames.append(pd.DataFrame(_rows(row, run_id, known[same], True, METRICS)).assign(experiment=row["experiment"]))
     return Validation(pd.concat(frames, ignore_index=True), tuple(dict.fromkeys(notes)))
 

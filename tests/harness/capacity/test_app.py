@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import signal
 from collections.abc import Callable
 from dataclasses import replace
@@ -227,6 +228,21 @@ def test_what_is_not_finite_is_refused(
 ) -> None:
     assert main([str(measured_dir), "slo.ttft_p95_ms=150", given]) == 2
     assert said in capsys.readouterr().err
+
+
+def test_a_folder_without_its_step_log_says_so(
+    measured_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(measured_dir, copy)
+    (copy / "steps.parquet").write_bytes((copy / "steps.parquet").read_bytes()[:100])
+    assert main([str(copy), "slo.ttft_p95_ms=150"]) == 2
+    said = capsys.readouterr().err
+    assert f"the 2 measured runs of engine ours in {copy} have no step log (steps.parquet cannot be read" in said
+    assert len(said.strip().splitlines()) == 1
+    (copy / "steps.parquet").unlink()
+    assert main([str(copy), "slo.ttft_p95_ms=150"]) == 2
+    assert "name the folder they were measured in, or measure again" in capsys.readouterr().err
 
 
 def test_a_plan_takes_the_place_of_another(measured_dir: Path, tmp_path: Path) -> None:

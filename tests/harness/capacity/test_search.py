@@ -20,7 +20,7 @@ from harness.simulate.step_time import Cost
 from harness.slo import Slo
 from workloads import build_workload
 from workloads.arrivals import Burst, ClosedLoop, Constant, Gamma, Poisson
-from workloads.config import LengthConfig, SyntheticWorkload
+from workloads.config import LengthConfig, SessionsWorkload, SyntheticWorkload
 from workloads.workload import Workload
 
 
@@ -53,7 +53,9 @@ def test_one_seed_has_no_interval() -> None:
 def test_an_slo_that_nobody_meets_and_one_that_limits_nothing() -> None:
     with pytest.raises(NothingMeets, match=r"no rate keeps the SLO: .* ttft_p95_ms 900 > 500"):
         search(known({0: 0.0}), (0,), 1.0)
-    with pytest.raises(ValueError, match="limits nothing"):
+    with pytest.raises(
+        ValueError, match="even when all 0 requests of a trial come at once: plan with a longer workload"
+    ):
         search(known({0: 1e9}), (0,), 1.0)
 
 
@@ -61,6 +63,21 @@ def synthetic(arrival: Any, requests: int = 60) -> Workload:
     lengths = LengthConfig("uniform", low=8, high=40)
     settings = SyntheticWorkload(requests=requests, prompt_tokens=lengths, output_tokens=LengthConfig("fixed", value=8))
     return build_workload(settings, arrival, vocab_size=500, seed=0)
+
+
+def test_conversations_are_drawn_anew_as_many_as_a_trial_takes() -> None:
+    """Six of two to five turns are 18 requests: at once they break no limit, however high the rate."""
+    turns, tokens = LengthConfig("uniform", low=2, high=5), LengthConfig("uniform", low=8, high=40)
+    settings = SessionsWorkload(sessions=6, turns=turns, new_tokens=tokens, output_tokens=tokens)
+    load = Load.of(build_workload(settings, Poisson(1.0), vocab_size=500, seed=0))
+    assert len(load.workload) < 30
+    short, long = load.trial(100, 1), load.trial(400, 1)
+    assert (len(short.requests), len(long.requests)) == (100, 400)
+    assert len(short.gaps) == sum(r.follows is None for r in short.requests) > 20
+    assert {r.prompt_ids for r in load.trial(100, 2).requests} != {r.prompt_ids for r in short.requests}
+    sent = long.at(20.0).requests
+    openings = [r.due_s for r in sent if r.follows is None]
+    assert len(sent) / openings[-1] == pytest.approx(20.0, rel=0.1)
 
 
 def test_a_rate_changes_nothing_but_the_times() -> None:

@@ -358,6 +358,10 @@ def test_what_the_tables_do_not_hold_is_said() -> None:
     said = fit_steps(replace(results, tables=tables), [run_id]).notes
     assert [any(word in note for note in said) for word in ("count as launched", "times of the device", "requests is")]
     assert len(said) == 3
-    tables["steps"] = tables["steps"].assign(step_ms=-1.0)
-    with pytest.raises(ModelError, match="negative length"):
+    for length in (-1.0, np.inf):
+        tables["steps"] = tables["steps"].assign(step_ms=length)
+        with pytest.raises(ModelError, match="negative or infinite length"):
+            fit_steps(replace(results, tables=tables), [run_id])
+    tables["steps"] = tables["steps"].assign(step_ms=1.0, kv_tokens=pd.NA)
+    with pytest.raises(ModelError, match=r"no step in .* has all of its times"):
         fit_steps(replace(results, tables=tables), [run_id])

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
-from harness.report.read import read_results
+from harness.report.read import ResultsError, read_results
 from harness.simulate import ModelError, SetupError, fit_steps, read_setup, validate
 from harness.simulate.__main__ import main as table_of_splits
 from harness.simulate.source import conditions, measured_runs, own_runs, read_all, workload_of_run
@@ -130,6 +132,12 @@ def test_other_runs_are_predicted_as_a_table(
     config.to_parquet(other / "config.parquet", index=False)
     assert table_of_splits([str(measured_dir), f"predict={other}"]) == 0
     assert "! 1 runs with eager are predicted by steps of sdpa" in capsys.readouterr().out
+    requests = pd.read_parquet(measured_dir / "requests.parquet").assign(prompt_tokens=8)
+    shorter = shutil.copytree(measured_dir, tmp_path / "shorter")
+    requests.to_parquet(shorter / "requests.parquet", index=False)
+    assert pd.isna(tables.runs["experiment"]).all()
+    assert table_of_splits([str(shorter), f"predict={other}"]) == 0
+    assert "! synthetic: " in capsys.readouterr().out
     assert table_of_splits([str(measured_dir), f"predict={measured_dir}"]) == 2
     assert "predicted by a model fitted to it" in capsys.readouterr().err
     fitted, others = read_results(measured_dir), read_results(other)
@@ -213,5 +221,12 @@ def test_what_cannot_be_simulated_says_so(measured_dir: Path) -> None:
         validate(results)
 
 
-def test_several_folders_are_one(measured_dir: Path) -> None:
-    assert len(read_all([measured_dir, measured_dir]).runs) == 4
+def test_several_folders_are_one(make_measured: Callable[..., Path], measured_dir: Path, tmp_path: Path) -> None:
+    assert len(read_all([measured_dir, measured_dir / "."]).runs) == 2  # named twice
+    other = make_measured(tmp_path / "other", (6.0,))
+    with pytest.raises(ResultsError, match=r"run run0 is in .* and in .*: name one of them"):
+        read_all([measured_dir, other])
+    for name, table in read_results(other).tables.items():
+        if "run_id" in table and len(table):
+            table.assign(run_id="later").to_parquet(other / f"{name}.parquet", index=False)
+    assert list(read_all([measured_dir, other]).runs["run_id"]) == ["run0", "run1", "later"]
