@@ -5,18 +5,40 @@ What a setting left at None becomes is decided in `engine.resolution`; this obje
 
 from __future__ import annotations
 
+import functools
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, TypeVar
 
 from engine.compilation import compile_config
+from engine.names import unknown_name
 from engine.scheduler import SCHEDULERS
 
 MIN_PAGE_SIZE = 4
 ATTENTION_BACKENDS = ("eager", "sdpa", "flash_attention_2", "flash_attention_3", "triton")
 """By name; the classes are in `engine.attention.selection`, which needs torch."""
 
+_Settings = TypeVar("_Settings")
 
+
+def _says_what_was_meant(settings: type[_Settings]) -> type[_Settings]:
+    """A dataclass whose constructor answers a name it does not have with the nearest one it has."""
+    made: Callable[..., None] = settings.__init__
+    names = [f.name for f in fields(settings)]  # type: ignore[arg-type]
+
+    @functools.wraps(made)
+    def init(self: _Settings, *args: Any, **given: Any) -> None:
+        for name in given:
+            if name not in names:
+                raise unknown_name(f"setting of {settings.__name__}", name, names)
+        made(self, *args, **given)
+
+    settings.__init__ = init  # type: ignore[assignment]
+    return settings
+
+
+@_says_what_was_meant
 @dataclass(slots=True)
 class ContinuousBatchingConfig:
     """Settings of the engine. Names, order and defaults follow transformers 5.24; None = decided from model and device.
@@ -93,7 +115,7 @@ class ContinuousBatchingConfig:
 
     def __post_init__(self) -> None:
         if self.block_size is not None:
-            warnings.warn("block_size is deprecated, use page_size", FutureWarning, stacklevel=3)
+            warnings.warn("block_size is deprecated, use page_size", FutureWarning, stacklevel=4)
             if self.page_size not in (_DEFAULT_PAGE_SIZE, self.block_size):
                 raise ValueError(
                     f"block_size={self.block_size!r} contradicts page_size={self.page_size!r}; set page_size only"
@@ -102,12 +124,12 @@ class ContinuousBatchingConfig:
             self.block_size = None
         if self.use_default_compile_configs is not None:
             warnings.warn(
-                "use_default_compile_configs is deprecated, use default_compile_level", FutureWarning, stacklevel=3
+                "use_default_compile_configs is deprecated, use default_compile_level", FutureWarning, stacklevel=4
             )
             self.default_compile_level = 3 if self.use_default_compile_configs else 0
             self.use_default_compile_configs = None
         if self.max_cached_graphs is not None:
-            warnings.warn("max_cached_graphs is deprecated and has no effect", FutureWarning, stacklevel=3)
+            warnings.warn("max_cached_graphs is deprecated and has no effect", FutureWarning, stacklevel=4)
             self.max_cached_graphs = None
         self.varlen_compile_config = compile_config("varlen_compile_config", self.varlen_compile_config)
         self.decode_compile_config = compile_config("decode_compile_config", self.decode_compile_config)
@@ -177,6 +199,7 @@ class ContinuousBatchingConfig:
 _DEFAULT_PAGE_SIZE = 256
 
 
+@_says_what_was_meant
 @dataclass(frozen=True, slots=True)
 class WorkloadHints:
     """What is known of the requests before they come; 0 = unknown. Names follow transformers 5.24."""

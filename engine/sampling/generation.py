@@ -9,6 +9,7 @@ from typing import Any
 
 from transformers import GenerationConfig
 
+from engine.names import unknown_name
 from engine.sampling.params import SamplingParams
 
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
@@ -99,7 +100,8 @@ def generation_defaults(config: Any, overrides: dict[str, Any]) -> Any:
         if name in unknown:
             setattr(config, name, unknown.pop(name))
     if unknown:
-        raise TypeError(f"unknown generation setting {next(iter(unknown))!r}")
+        known = {*vars(config), *_BEYOND_TRANSFORMERS} - {*_NEUTRAL, *_WITHOUT_EFFECT}
+        raise unknown_name("generation setting", next(iter(unknown)), (n for n in known if not n.startswith("_")))
     for name in RANDOM:
         if overrides.get(name) is not None and not config.do_sample:
             raise ValueError(f"{name}={overrides[name]!r} has no effect on greedy choice; it needs do_sample=True")

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+import copy
+import inspect
+import pickle
+from dataclasses import fields, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -76,6 +79,27 @@ GOOD = [
 @pytest.mark.parametrize(("field", "value"), GOOD)
 def test_the_ends_of_the_ranges_are_allowed(field: str, value: Any) -> None:
     assert getattr(ContinuousBatchingConfig(**{field: value}), field) == value
+
+
+def test_a_name_that_does_not_exist_is_answered_with_the_nearest() -> None:
+    with pytest.raises(
+        TypeError, match=r"^unknown setting of ContinuousBatchingConfig 'num_block'. Did you mean 'num_bl"
+    ):
+        ContinuousBatchingConfig(num_block=3)  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match=r"^unknown setting of WorkloadHints 'xyz'$"):
+        WorkloadHints(xyz=3)  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match=r"Did you mean 'num_blocks'"):
+        replace(ContinuousBatchingConfig(), num_block=3)
+    assert list(inspect.signature(ContinuousBatchingConfig).parameters) == [
+        f.name for f in fields(ContinuousBatchingConfig)
+    ]
+    assert copy.copy(pickle.loads(pickle.dumps(ContinuousBatchingConfig(num_blocks=3)))).num_blocks == 3
+
+
+def test_a_deprecated_setting_is_warned_of_where_it_is_given() -> None:
+    with pytest.warns(FutureWarning) as warned:
+        ContinuousBatchingConfig(block_size=8)
+    assert [w.filename for w in warned] == [__file__]
 
 
 def test_block_size_is_deprecated_in_favour_of_page_size() -> None:

@@ -48,6 +48,10 @@ def test_an_override_has_effect_or_is_refused() -> None:
     """A-gb-05."""
     with pytest.raises(TypeError, match="unknown generation setting 'foo'"):
         generation_defaults(GenerationConfig(), {"foo": 1})
+    with pytest.raises(TypeError, match=r"setting 'max_new_token'. Did you mean 'max_new_tokens'\?"):
+        generation_defaults(GenerationConfig(), {"max_new_token": 1})
+    with pytest.raises(TypeError, match=r"setting 'stop_sequence'. Did you mean 'stop_sequences'\?"):
+        generation_defaults(GenerationConfig(), {"stop_sequence": ((1,),)})
     with pytest.raises(ValueError, match=r"temperature=0.3 has no effect on greedy choice; it needs do_sample=True"):
         generation_defaults(GenerationConfig(), {"temperature": 0.3})
     assert generation_defaults(GenerationConfig(), {"temperature": 0.3, "do_sample": True}).temperature == 0.3
