@@ -38,6 +38,15 @@ def _kept_manager(model: Any) -> ContinuousBatchingManager | None:
     return None if kept is None else kept.manager
 
 
+def _check_flags(**given: Any) -> None:
+    """TypeError for anything but True and False: settings in the wrong place would be lost without a word."""
+    for name, value in given.items():
+        if not isinstance(value, bool):
+            kind = type(value).__name__
+            hint = "; pass settings as continuous_batching_config=…" if kind.endswith("Config") else ""
+            raise TypeError(f"{name} must be True or False, got {kind}{hint}")
+
+
 def init_continuous_batching(
     model: Any,
     generation_config: Any = None,
@@ -94,7 +103,11 @@ def continuous_batching_context_manager(
         persistent_manager: keep the manager, its cache and graphs on the model for the next use.
         warmup: accepted for compatibility; a manager is always warmed up when it starts.
         Others: as in `init_continuous_batching`.
+
+    Raises:
+        TypeError: a flag is none, for example the settings in the place of ``block``.
     """
+    _check_flags(block=block, persistent_manager=persistent_manager, warmup=warmup)
     manager = init_continuous_batching(model, generation_config, continuous_batching_config, workload_hints)
     unread = manager.discard_results()
     if unread:
@@ -145,6 +158,12 @@ def generate_batch(
         TypeError: an unknown keyword, or text or an iterator instead of lists of token ids.
         ValueError: the model or the settings cannot be served, or ``num_return_sequences`` is not 1 … 16,384.
     """
+    _check_flags(
+        record_timestamps=record_timestamps,
+        progress_bar=progress_bar,
+        persistent_manager=persistent_manager,
+        warmup=warmup,
+    )
     if not hasattr(inputs, "__len__") or not hasattr(inputs, "__getitem__"):
         raise TypeError(f"inputs must be a list of prompts, got {type(inputs).__name__}")
     if isinstance(inputs, str) or any(isinstance(prompt, str) for prompt in inputs):

@@ -329,8 +329,8 @@ def _bracket(run: Runner, seed: int, start: float, first: float) -> tuple[Point,
         rate = good.rate * factor
         if rate > HIGHEST:
             raise ValueError(
-                f"the SLO is kept even when all {len(good.record.requests)} requests of a trial come at once: plan with "
-                "a longer workload, or tighten it"
+                f"the SLO is kept even when all {len(good.record.requests)} requests of a trial come at once: plan "
+                "with a longer workload, or tighten it"
             )
         point = run(rate, seed)
         good, bad = (point, None) if point.met else (good, point)

@@ -33,7 +33,8 @@ def headline(plan: Plan) -> list[str]:
         f"One {device_word(plan)} carries {rate_words(plan.capacity)} of '{plan.workload.name}' within {limits(plan)}."
     ]
     if plan.binding is not None:
-        lines.append(binding_words(plan.binding, chunk_words(plan) if plan.binding.cuttable else ""))
+        remedy = chunk_words(plan) if plan.binding.cuttable else ""
+        lines.append(binding_words(plan.binding, plan.capacity.deciding.rate, remedy))
     if plan.improved is not None:
         lines.append(f"With the recommended settings it carries {rate_words(plan.improved)}.")
     target = plan.settings.target_rate
@@ -87,7 +88,10 @@ def trust(plan: Plan) -> list[str]:
     else:
         lines = [f"{what} was not compared with any measured run that the model had not seen."]
     if plan.extrapolated and plan.extrapolated > MANY:
-        lines.append(f"{plan.extrapolated:.0%} of the steps at that load are larger than any measured one.")
+        lines.append(
+            f"But {plan.extrapolated:.0%} of the steps at that load are larger than any measured one: of those the "
+            "error says little."
+        )
     return lines
 
 
@@ -125,9 +129,9 @@ def seed_rows(capacity: Capacity) -> tuple[Sequence[str], list[list[str]]]:
     return header, rows
 
 
-def binding_words(binding: Binding, remedy: str = "") -> str:
-    """What limits it."""
-    return f"What binds is {BINDING_WORDS[binding.name]}: {binding.reason}{remedy}."
+def binding_words(binding: Binding, rate: float, remedy: str = "") -> str:
+    """What limits it, as the trial showed that was just too fast."""
+    return f"What binds is {BINDING_WORDS[binding.name]}, seen at {number(rate)} requests/s: {binding.reason}{remedy}."
 
 
 def chunk_words(plan: Plan) -> str:

@@ -68,7 +68,7 @@ class Validation:
             return ["No run was held out (all measured runs have one workload): the simulation is not validated."]
         shown = ", ".join(f"{name} {error:.1%}" for name, error in errors.items())
         runs = self.held_out["run_id"].nunique()
-        lines = [f"Median error against {runs} measured runs that the model was not fitted to: {shown}."]
+        lines = [f"Median error against {runs} measured runs, each by a model not fitted to its workload: {shown}."]
         if off := [name for name, error in errors.items() if error > TARGET]:
             lines.append(
                 f"Above the target of {TARGET:.0%}: {', '.join(off)}. Measure runs nearer to the planned load."

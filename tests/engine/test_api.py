@@ -131,6 +131,16 @@ def test_a_small_queue_does_not_end_a_slow_batch(
     assert [o.generated_tokens for o in out.values()] == [reference(m1, prompt, 7) for prompt in prompts]
 
 
+def test_settings_in_the_place_of_a_flag_are_refused(m1: Any, c1: C1) -> None:
+    with (
+        pytest.raises(TypeError, match="block must be True or False, got ContinuousBatchingConfig; pass settings as"),
+        continuous_batching_context_manager(m1, GenerationConfig(max_new_tokens=4), c1()),
+    ):
+        pass
+    with pytest.raises(TypeError, match="progress_bar must be True or False, got int"):
+        generate_batch(m1, [[5, 6]], GenerationConfig(max_new_tokens=4), c1(), progress_bar=1)
+
+
 def test_leaving_the_context_stops_and_destroys(m1: Any, c1: C1, reference: Reference) -> None:
     """A-mgr-02, A-stop-08: requests still open are finished first."""
     with continuous_batching_context_manager(m1, GREEDY, continuous_batching_config=c1()) as manager:

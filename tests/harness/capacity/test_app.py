@@ -191,12 +191,12 @@ def test_advice_is_what_was_tried() -> None:
         recommended=(Setting("max_batch_tokens", 2048, "", tried=True),),
     )
     binding = Binding("itl", "itl_p99_ms 51 > 50, and its longest steps hold 1,737 prompt tokens", cuttable=True)
-    kept = words.binding_words(binding, words.chunk_words(plan))
+    kept = words.binding_words(binding, 20.0, words.chunk_words(plan))
     assert kept.endswith("smaller max_batch_tokens than 2048, which would cut them, do not carry 5% more.")
     plan.recommended = (Setting("max_batch_tokens", 512, "", tried=True),)
-    assert words.binding_words(binding, words.chunk_words(plan)).endswith(": max_batch_tokens=512 cuts them.")
+    assert words.binding_words(binding, 20.0, words.chunk_words(plan)).endswith(": max_batch_tokens=512 cuts them.")
     plan.recommended = (Setting("max_batch_tokens", 2048, ""),)  # interrupted, or recommend=false
-    assert words.binding_words(binding, words.chunk_words(plan)).endswith("would cut them (not tried).")
+    assert words.binding_words(binding, 20.0, words.chunk_words(plan)).endswith("would cut them (not tried).")
 
 
 def test_errors_are_those_of_the_medians_beside_them() -> None:
