@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from harness.analysis.comparison import Finding, finding_of
 from harness.analysis.verdict import Thresholds
@@ -15,11 +15,14 @@ FEWEST_PAIRED_REPEATS = Thresholds().fewest_pairs
 ONE_RUN_EACH = f"One run each: no verdict yet (measure.repeats={FEWEST_PAIRED_REPEATS} gives one)."
 
 
-def headlines(arms: Sequence[Arm], findings: Sequence[Finding] = ()) -> list[str]:
+def headlines(
+    arms: Sequence[Arm], findings: Sequence[Finding] = (), never_acted: Mapping[str, str] | None = None
+) -> list[str]:
     """One sentence a facet or a sweep, and one about the tokens.
 
     Args:
         findings: of the same arms; without them no verdict is stated.
+        never_acted: by facet whose variable never acted, the clause that says so: no arm of it is called the fastest.
     """
     sentences = []
     one_run_each = False
@@ -30,6 +33,8 @@ def headlines(arms: Sequence[Arm], findings: Sequence[Finding] = ()) -> list[str
             ran = any(len(a.measured) for a in members)
             why = "no rate is known of the runs that ended well" if ran else "no run ended well"
             said = [f"{why}, so there is nothing to report."]
+        elif never_acted and facet in never_acted:
+            said = [f"{never_acted[facet]}; the arms are the same settings in effect."]
         elif len({a.number for a in measured} - {None}) > 1 and len({a.engine for a in measured}) == 1:
             said = _sweep(measured, findings)
         elif len(measured) > 1:

@@ -29,6 +29,7 @@ from harness.report.figures import figures, slug
 from harness.report.headline import headlines
 from harness.report.memory import ledger_lines, ledger_section
 from harness.report.model_names import model_labels
+from harness.report.never_acted import never_acted
 from harness.report.over_time import over_time_section
 from harness.report.page import beside, page, section
 from harness.report.phases import phases_section
@@ -124,7 +125,7 @@ def _head(title: str, results: Results, arms: Sequence[Arm], findings: Sequence[
     parts.append(f'<p class="soft">{" · ".join(facts_line)}</p>')
     said = (
         *knee_sentences(arms),
-        *headlines(arms, findings),
+        *headlines(arms, findings, never_acted(results, arms)),
         *regression_sentences(arms, findings),
         *slo_sentences(arms),
     )

@@ -10,6 +10,7 @@ from harness import manifest
 from harness.provenance import REVISION_KEYS, code_names
 from harness.report.arms import Arm, by_facet
 from harness.report.bursts import split_bursts
+from harness.report.never_acted import never_acted_notes
 from harness.report.quantity import number
 from harness.report.read import Results, decoded
 from harness.tables import MIN_P99_SAMPLES
@@ -36,10 +37,10 @@ PERCENTILES = {"ttft_p99_ms": "TTFT", "itl_p99_ms": "ITL"}
 def validity_notes(
     results: Results, arms: Sequence[Arm], percentiles: Mapping[str, str] = PERCENTILES, greyed: bool = True
 ) -> list[str]:
-    """Failed runs, token mismatches, unequal workloads, arms of mixed runs or of different code, shared processes, a
-    busy machine or GPU, a GPU that could not be watched, held clocks, a late sender, a harness out of its bounds,
-    token counts that cannot be true, a load that never stood still, few samples, bursts that met a running engine, no
-    repeats; [] if all is well.
+    """Failed runs, a variable that never acted, token mismatches, unequal workloads, arms of mixed runs or of different
+    code, shared processes, a busy machine or GPU, a GPU that could not be watched, held clocks, a late sender, a
+    harness out of its bounds, token counts that cannot be true, a load that never stood still, few samples,
+    bursts that met a running engine, no repeats; [] if all is well.
 
     Args:
         percentiles: the 99th percentiles that are shown, with their names.
@@ -48,6 +49,7 @@ def validity_notes(
     return [
         *_simulated(results),
         *_bad_runs(results),
+        *never_acted_notes(results, arms),
         *_other_tokens(arms),
         *_unequal_workloads(arms),
         *_mixed_configs(results, arms),
