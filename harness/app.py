@@ -47,6 +47,7 @@ from harness.progress import waiting_for
 from harness.provenance import own_revision
 from harness.resume import labels, left_open, notices, remaining
 from harness.sweep import arm, check_unused, combine_jobs, failed_lines, kept_line
+from harness.used_device import used_kinds
 
 EXIT_FAILED, EXIT_USAGE = 1, 2
 
@@ -261,9 +262,12 @@ def _list(plan: Plan, finished: int) -> None:
     if plan.multirun and not plan.jobs and not plan.resumed:
         raise ValueError("dry_run=true cannot list a sweep whose sweeper decides as it goes")
     together = companions.processes(plan.jobs)
-    runs = [PlannedRun(job.name, job.config, joins=k > 0) for jobs in together for k, job in enumerate(jobs)]
-    if not plan.multirun:
-        runs = [PlannedRun(plan.directory.name, plan.configs[0])] * plan.configs[0]["measure"]["repeats"]
+    places = [(job, k > 0) for jobs in together for k, job in enumerate(jobs)]
+    devices = used_kinds([job.config for job, _ in places] if plan.multirun else plan.configs)
+    if plan.multirun:
+        runs = [PlannedRun(job.name, job.config, d, joins) for (job, joins), d in zip(places, devices, strict=True)]
+    else:
+        runs = [PlannedRun(plan.directory.name, plan.configs[0], devices[0])] * plan.configs[0]["measure"]["repeats"]
     for line in listing(runs, history(Path(plan.configs[0]["results_dir"])), finished):
         print(line)
     print(f"nothing was run; results would go to {_shown(plan.directory)}")

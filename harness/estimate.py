@@ -13,6 +13,7 @@ from typing import Any
 from harness import manifest, store
 from harness.config import config_hash
 from harness.course import duration
+from harness.used_device import kind_of
 from workloads import build_workload
 from workloads.workload import Workload
 
@@ -28,12 +29,14 @@ class PlannedRun:
     Attributes:
         name: what it is called.
         config: resolved.
+        device: kind of the device it would use here, "cpu" or "cuda".
         joins: whether it is measured in the process of the line before (``measure.share_process``), which has loaded,
             started and warmed up.
     """
 
     name: str
     config: Mapping[str, Any]
+    device: str
     joins: bool = False
 
 
@@ -75,40 +78,43 @@ class Pace:
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """What runs that ended well took.
+    """What runs that ended well took. Keys begin with the kind of their device: what a GPU takes says nothing of a CPU.
 
     Attributes:
-        same: durations of a repeat in s, process start to end, by config hash.
-        alike: the same by engine, model, :func:`_built_by` and measured runs of a process.
-        paces: by engine and model, one a config.
+        same: durations of a repeat in s, process start to end, by kind of device and config hash.
+        alike: the same by kind of device, engine, model, :func:`_built_by` and measured runs of a process.
+        paces: by kind of device, engine and model, one a config.
         where: the folder below which they were found.
     """
 
-    same: Mapping[str, Sequence[float]]
+    same: Mapping[tuple[str, str], Sequence[float]]
     alike: Mapping[tuple[str, ...], Sequence[Lasted]]
     paces: Mapping[tuple[str, ...], Sequence[Pace]]
     where: Path
 
 
 def history(results: Path) -> History:
-    """What the results below ``results`` say; anything unreadable there is passed over."""
-    same: dict[str, list[float]] = {}
-    known: dict[str, _Measured] = {}
+    """What the results below ``results`` say; anything unreadable there is passed over, and runs that do not say on
+    which device they ran."""
+    same: dict[tuple[str, str], list[float]] = {}
+    known: dict[tuple[str, str], _Measured] = {}
     depths = ("*/*", "*/*/*", "*/*/*/*")  # runs/RUN, sweeps/NAME/SWEEP, and what is committed, by machine
     folders = [p.parent for depth in depths for p in results.glob(f"{depth}/{manifest.FILE}")]
     for folder in sorted(folders, key=lambda f: f.name)[-_FOLDERS:]:
         found = _measured(folder)
         alone = len(manifest.latest(folder)) == 1  # a job that is no part of a sweep has all its repeats
         for state, seconds in manifest.durations(folder):
-            repeats = found[state.config_hash].processes if alone and state.config_hash in found else 1
-            same.setdefault(state.config_hash, []).append(seconds / repeats)
-        known |= found
+            if state.config_hash not in found:  # tables that were never joined
+                found |= _measured(folder / state.job)
+            run = found.get(state.config_hash)
+            if run is not None:
+                config = (run.kind[0], state.config_hash)
+                same.setdefault(config, []).append(seconds / (run.processes if alone else 1))
+                known[config] = run
     alike: dict[tuple[str, ...], list[Lasted]] = {}
     paces: dict[tuple[str, ...], list[Pace]] = {}
-    for digest, durations in same.items():
-        if digest not in known:
-            continue
-        run = known[digest]
+    for config, durations in same.items():
+        run = known[config]
         measured_s = None if run.wall_s is None else run.iterations * run.wall_s
         if run.built_by is not None:
             key = (*run.kind, run.built_by, str(run.iterations))
@@ -121,8 +127,8 @@ def history(results: Path) -> History:
 
 @dataclass(frozen=True, slots=True)
 class _Measured:
-    """Runs of one config: engine and model, what built their requests (None = not recorded), their processes, the runs
-    of each, and medians of what the tables have of them."""
+    """Runs of one config: kind of device, engine and model, what built their requests (None = not recorded), their
+    processes, the runs of each, and medians of what the tables have of them."""
 
     kind: tuple[str, ...]
     built_by: str | None
@@ -142,13 +148,16 @@ def _measured(folder: Path) -> dict[str, _Measured]:
     specs = environment[environment["key"] == "workload.spec"].dropna(subset=["value"])
     spec_of = dict(zip(specs["run_id"], specs["value"], strict=True))
     rows = environment[environment["key"] == "identity.config_hash"].merge(tables["runs"], on="run_id")
-    rows = rows.dropna(subset=["value", *_LIKE])
+    rows = rows.dropna(subset=["value", "device", *_LIKE])
     found = {}
     for digest, runs in rows.groupby("value"):
+        devices = {kind_of(name) for name in runs["device"]}
+        if len(devices) > 1:  # resumed on another machine: the manifest does not say which took how long
+            continue
         wall_s, gen_tok_s = (runs[name].dropna() for name in ("wall_s", "gen_tok_s"))
         spec = json.loads(spec_of.get(runs["run_id"].iloc[0], "null"))
         found[str(digest).strip('"')] = _Measured(
-            tuple(str(runs[name].iloc[0]) for name in _LIKE),
+            (*devices, *(str(runs[name].iloc[0]) for name in _LIKE)),
             _built_by(spec) if isinstance(spec, Mapping) and {"workload", "arrival"} <= spec.keys() else None,
             max(1, runs["process"].nunique()),
             max(1, runs["iteration"].nunique()),
@@ -173,42 +182,61 @@ def _stated(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def estimate(
-    config: Mapping[str, Any], known: History, workload: Workload | None = None, joins: bool = False
+    config: Mapping[str, Any], known: History, device: str, workload: Workload | None = None, joins: bool = False
 ) -> Estimate:
-    """How long a repeat may take, with all measured runs of its process: median of earlier ones of the same config,
-    else of the same engine and model with the same settings of workload and arrivals; else the workload's tokens at
-    the best rate of the same engine and model on another workload; else the arrivals. Never less than the arrivals.
+    """How long a repeat may take, with all measured runs of its process, by earlier ones on the same kind of device:
+    median of those of the same config, else of the same engine and model with the same settings of workload and
+    arrivals; else the workload's tokens at the best rate of the same engine and model on another workload; else the
+    arrivals. Never less than the arrivals. What another kind of device took is told and no measure.
 
     Args:
+        device: see :class:`PlannedRun`.
         workload: of the run, as :func:`planned_workload` builds it; None = unknown.
         joins: see :class:`PlannedRun`.
     """
-    kind = tuple(str(config[group]["name"]) for group in _LIKE)
+    if found := _by_earlier(config, known, device, workload, joins):
+        return found
+    others = sorted({key[0] for keys in (known.same, known.alike, known.paces) for key in keys} - {device})
+    elsewhere = [(e, other) for other in others if (e := _by_earlier(config, known, other, workload, joins))]
+    never = "never measured here"
+    if elsewhere:
+        never = f"never measured on {device} here ({', '.join(f'{_length(e)} on {other}' for e, other in elsewhere)})"
+    last_due_s = _last_due_s(workload)
+    if not last_due_s:  # all at once: nothing follows from that
+        return Estimate(None, never)
+    arrivals_s = int(config["measure"]["runs_per_process"]) * last_due_s
+    return Estimate(arrivals_s, f"arrivals alone, {never}", is_floor=True)
+
+
+def _last_due_s(workload: Workload | None) -> float:
+    return max((r.due_s for r in workload.requests), default=0.0) if workload else 0.0
+
+
+def _by_earlier(
+    config: Mapping[str, Any], known: History, device: str, workload: Workload | None, joins: bool
+) -> Estimate | None:
+    """By earlier runs on that kind of device; None if there is none to go by."""
+    kind = (device, *(str(config[group]["name"]) for group in _LIKE))
     iterations = int(config["measure"]["runs_per_process"])
-    last_due_s = max((r.due_s for r in workload.requests), default=0.0) if workload else 0.0
-    arrivals_s = iterations * last_due_s
+    arrivals_s = iterations * _last_due_s(workload)
     alike = known.alike.get((*kind, _built_by(config), str(iterations)), ())
     for durations, what in (
-        (known.same.get(config_hash(config)), "same config"),
+        (known.same.get((device, config_hash(config))), "same config"),
         ([one.again(joins) for one in alike], "same engine, model, workload and arrivals"),
     ):
         if durations:
             n = len(durations)
             basis = f"{what}: median of {n} earlier run{'s' if n > 1 else ''} below {known.where}"
             return Estimate(max(statistics.median(durations), arrivals_s), basis)
-    if workload is None:
-        return Estimate(None, "never measured here")
-    if paces := known.paces.get(kind):
-        # A run under arrivals slower than the engine says less of what it can do: the fastest says most.
-        pace = max(paces, key=lambda p: p.gen_tok_s)
-        tokens = iterations * sum(r.max_new_tokens for r in workload.requests)
-        seconds = (0.0 if joins else pace.outside_s) + max(arrivals_s, tokens / pace.gen_tok_s)
-        return Estimate(
-            seconds, f"roughly: {tokens:,} tokens, same engine and model on another workload below {known.where}"
-        )
-    if not last_due_s:  # all at once: nothing follows from that
-        return Estimate(None, "never measured here")
-    return Estimate(arrivals_s, "arrivals alone, never measured here", is_floor=True)
+    if workload is None or not (paces := known.paces.get(kind)):
+        return None
+    # A run under arrivals slower than the engine says less of what it can do: the fastest says most.
+    pace = max(paces, key=lambda p: p.gen_tok_s)
+    tokens = iterations * sum(r.max_new_tokens for r in workload.requests)
+    seconds = (0.0 if joins else pace.outside_s) + max(arrivals_s, tokens / pace.gen_tok_s)
+    return Estimate(
+        seconds, f"roughly: {tokens:,} tokens, same engine and model on another workload below {known.where}"
+    )
 
 
 def planned_workload(config: Mapping[str, Any]) -> Workload | None:
@@ -239,7 +267,7 @@ def listing(runs: Sequence[PlannedRun], known: History, finished: int = 0) -> li
         groups = json.dumps([run.config[g] for g in ("workload", "arrival", "measure")], sort_keys=True, default=str)
         if groups not in workloads:
             workloads[groups] = planned_workload(run.config)
-        estimates.append(estimate(run.config, known, workloads[groups], run.joins))
+        estimates.append(estimate(run.config, known, run.device, workloads[groups], run.joins))
     width = max((len(run.name) for run in runs), default=0)
     lines = [f"{run.name:<{width}}  {_length(e):>10}  {e.basis}" for run, e in zip(runs, estimates, strict=True)]
     arms = len({config_hash(run.config) for run in runs})
