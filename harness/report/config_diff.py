@@ -17,6 +17,7 @@ DERIVED = "derived"
 PART = "part of the variable"
 ENGINE_ONLY = "not a setting of every engine"
 OTHER = "differs, not declared"
+REPEATS_DIFFER = " | "  # between the values of an arm whose repeats do not agree
 _ORDER = (DECLARED, OTHER, DERIVED, PART, ENGINE_ONLY)
 _OWN_PREFIX = ("model.", "arrival.", "workload.", "generation.", "measure.", "slo.")  # fields without are the engine's
 
@@ -73,7 +74,7 @@ def settings_by_run(results: Results) -> Settings:
 
 def _joined(entries: Sequence[tuple[str, str] | None]) -> str | None:
     values = dict.fromkeys(e[0] for e in entries if e is not None)
-    return " | ".join(values) if values else None
+    return REPEATS_DIFFER.join(values) if values else None
 
 
 def confounders(differences: Sequence[Difference]) -> tuple[str, ...]:

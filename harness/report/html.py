@@ -14,6 +14,7 @@ from harness.analysis.comparison import Finding
 from harness.report import plots
 from harness.report.adoption import adoption_section
 from harness.report.arms import Arm, by_facet, group_arms, memory_metric
+from harness.report.arms_table import arms_section
 from harness.report.break_even import warm_up_section
 from harness.report.calibration import calibration_section
 from harness.report.completeness import missing_notes
@@ -66,6 +67,7 @@ def write_report(directory: Path | str) -> Path:
         title,
         [
             _head(title, results, arms, findings),
+            arms_section(results, arms),
             section("Results", results_table(results, arms, findings)),
             phases_section(results, arms),
             requests_section(results, arms),

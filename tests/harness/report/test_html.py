@@ -80,7 +80,7 @@ def test_page_is_well_formed_and_needs_nothing_from_outside(engines_dir: Path, p
 
 def test_page_of_engines_has_every_part(engines_dir: Path, page_of: Callable) -> None:
     text = page_of(engines_dir)
-    parts = ["Results", "Requests", "Service level", "Throughput", "Throughput against latency"]
+    parts = ["Arms", "Results", "Requests", "Service level", "Throughput", "Throughput against latency"]
     parts += ["Latency distributions", "Padding"]
     parts += ["Over time", "Before adopting"]
     parts += ["What caused the slowest", "Memory", "Failures", "Settings"]
@@ -92,6 +92,20 @@ def test_page_of_engines_has_every_part(engines_dir: Path, page_of: Callable) ->
     assert 'class="few"' in text  # p99 of 24 requests
     assert "generated_tokens / wall_s" in text  # definitions come from harness.tables
     assert "test CPU" in text
+
+
+def test_what_the_arms_are_is_said_where_they_are_engines(
+    engines_dir: Path, numeric_dir: Path, page_of: Callable, tmp_path: Path, record_maker: Callable, writer: Callable
+) -> None:
+    table = page_of(engines_dir).split("<h2>Arms</h2>")[1].split("</section>")[0]
+    rows = re.findall(r"<tr><td>(.*?)</td><td>(.*?)</td><td>(.*?)</td></tr>", table)
+    assert [row[0] for row in rows] == ["static", "ours", "transformers"]
+    assert rows[0][1].startswith("padded static batching")
+    assert "wave = 24" in rows[0][2]
+    assert "max_batch_tokens = 512" in rows[1][2]
+    assert "Arms" not in sections(page_of(numeric_dir))  # there each is a value of the variable, and named so
+    single = write_report(writer(tmp_path / "one", [record_maker("r", config={"page_size": 8})])).read_text()
+    assert "<td>page_size = 8, dtype = float32</td>" in single
 
 
 def test_pictures_follow_the_page_colour_and_are_saved(engines_dir: Path, page_of: Callable) -> None:

@@ -65,7 +65,9 @@ def clauses(directory: Path) -> list[str]:
         ("max_batch_tokens", (24, 64), "no prompt was split and no step was full", {"chunked_requests": 1}),
     ],
 )
-def test_a_variable_that_never_acted_is_told_by_what_was_counted(sweep, name, values, telling, unless) -> None:
+def test_a_variable_that_never_acted_is_told_by_what_was_counted(
+    sweep: Callable[..., Path], name: str, values: tuple[Any, Any], telling: str, unless: dict[str, Any]
+) -> None:
     said = clauses(sweep(name, values))
     assert len(said) == 1
     assert said[0].startswith(f"{name} never acted: ")
@@ -75,21 +77,21 @@ def test_a_variable_that_never_acted_is_told_by_what_was_counted(sweep, name, va
     assert clauses(sweep(name, values, {"status": "failed"})) == []
 
 
-def test_a_step_as_large_as_the_smallest_limit_may_have_been_cut_by_it(sweep) -> None:
+def test_a_step_as_large_as_the_smallest_limit_may_have_been_cut_by_it(sweep: Callable[..., Path]) -> None:
     assert clauses(sweep("max_batch_tokens", (23, 64))) == []
 
 
-def test_what_else_differs_must_not_have_acted_either(sweep) -> None:
+def test_what_else_differs_must_not_have_acted_either(sweep: Callable[..., Path]) -> None:
     assert clauses(sweep("num_blocks", (64, 128), max_requests_per_batch=(4, 8)))
     assert clauses(sweep("num_blocks", (64, 128), max_requests_per_batch=(3, 8))) == []
     assert clauses(sweep("num_blocks", (64, 128), scheduler_type=("fifo", "prefill_first"))) == []
 
 
-def test_other_variables_are_not_judged(sweep) -> None:
+def test_other_variables_are_not_judged(sweep: Callable[..., Path]) -> None:
     assert clauses(sweep("page_size", (16, 32))) == []
 
 
-def test_page_and_console_name_no_winner(sweep, capsys: pytest.CaptureFixture[str]) -> None:
+def test_page_and_console_name_no_winner(sweep: Callable[..., Path], capsys: pytest.CaptureFixture[str]) -> None:
     clause = "safety_margin never acted: no request was held back or preempted in any arm"
     directory = sweep("safety_margin", (0.0, 0.5))
     text = write_report(directory).read_text(encoding="utf-8")
