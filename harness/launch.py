@@ -16,6 +16,8 @@ from hydra.core.plugins import Plugins
 from hydra.types import HydraContext, RunMode
 from omegaconf import DictConfig, OmegaConf
 
+from harness.manifest import MULTIRUN_FILE
+
 
 def launch(
     hydra: Hydra,
@@ -41,7 +43,7 @@ def launch(
     )
     folder = Path(config.hydra.sweep.dir)
     folder.mkdir(parents=True, exist_ok=True)
-    OmegaConf.save(config, folder / "multirun.yaml")
+    OmegaConf.save(config, folder / MULTIRUN_FILE)
     size = config.hydra.sweeper.get("max_batch_size") or len(jobs)
     for first in range(0, len(jobs), size):
         for done in launcher.launch(jobs[first : first + size], initial_job_idx=first):

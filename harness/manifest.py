@@ -13,6 +13,7 @@ from itertools import takewhile
 from pathlib import Path
 
 FILE = "manifest.jsonl"
+MULTIRUN_FILE = "multirun.yaml"  # beside it: the composed config of a sweep's last command, as Hydra writes it
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,10 +6,15 @@ import json
 import shlex
 from collections.abc import Sequence
 from html import escape
+from pathlib import Path
 from urllib.parse import quote
 
 import pandas as pd
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
 
+from harness.manifest import MULTIRUN_FILE
 from harness.report.arms import Arm
 from harness.report.config_diff import ENGINE_ONLY, Difference, config_differences
 from harness.report.page import details, section, text_table
@@ -160,17 +165,37 @@ def _first(values: Sequence[str]) -> str | None:
 
 
 def reproduce_section(results: Results) -> str:
-    """The commands that made these results, and where the numbers are."""
+    """The commands that made these results, that of a whole sweep first, and where the numbers are."""
     commands = [_command(value) for value in facts(results, "command_line")]
     shown = "\n".join(commands[:10]) + (f"\n# and {len(commands) - 10} more" if len(commands) > 10 else "")
+    singles = f"<pre>{escape(shown)}</pre>" if commands else "<p>The command was not recorded.</p>"
+    whole = sweep_command(results.directory)
     return section(
         "Run it again",
-        f"<pre>{escape(shown)}</pre>" if commands else "<p>The command was not recorded.</p>",
+        f"<pre>{escape(whole)}</pre>" + details(f"One arm alone ({len(commands)})", singles) if whole else singles,
         "<p>Every number of this page is in the parquet and csv tables beside it; results/README.md of the project "
         "states each column. Latencies of in-process engines hold no HTTP, network or authentication: they are not a "
         "server's capacity.</p>",
         _outside_scope(results),
     )
+
+
+def sweep_command(directory: Path) -> str | None:
+    """The command of the sweep in ``directory``, from what Hydra recorded of it; None where that is not there.
+
+    What ``cb-bench`` itself adds is left out: the variable it finds, and that a sweep was resumed.
+    """
+    try:
+        config = OmegaConf.load(directory / MULTIRUN_FILE)
+        given = OmegaConf.select(config, "hydra.overrides.task")
+    except (OSError, ValueError, YAMLError, OmegaConfBaseException):
+        return None
+    if not given:
+        return None
+    own = ("resume=", "experiment.variable='")
+    # quoted for Hydra's grammar, which cb-bench does by itself
+    typed = [o.replace("'null'", "null") if o.startswith("engine=") else o for o in map(str, given)]
+    return shlex.join(["cb-bench", "-m", *(o for o in typed if not o.startswith(own))])
 
 
 def runs_section(results: Results, arms: Sequence[Arm]) -> str:
@@ -193,14 +218,15 @@ def runs_section(results: Results, arms: Sequence[Arm]) -> str:
 
 
 def _outside_scope(results: Results) -> str:
-    """Why some of these runs lie outside the measurement plan's scope; "" if none does."""
+    """Why some of these runs cannot stand beside the project's reference results; "" if all can."""
     reasons = sorted(
         {str(r) for found in facts(results, "outside_plan_scope") if isinstance(found, list) for r in found}
     )
     if not reasons:
         return ""
     return (
-        f"<p>Outside the measurement plan's scope (one CUDA GPU, engine in process): {escape('; '.join(reasons))}.</p>"
+        "<p>Not to be compared with the project's reference results, which are of an engine inside the measuring "
+        f"process on one CUDA GPU. Here: {escape('; '.join(reasons))}.</p>"
     )
 
 

@@ -10,10 +10,12 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+import yaml
 
 from harness.report import ResultsError, write_report
 from harness.report.adoption import adoption_checks
 from harness.report.arms import baseline_of, by_facet, group_arms, ratio
+from harness.report.evidence import sweep_command
 from harness.report.figures import slug
 from harness.report.over_time import over_time_section
 from harness.report.quantity import times
@@ -92,6 +94,28 @@ def test_page_of_engines_has_every_part(engines_dir: Path, page_of: Callable) ->
     assert 'class="few"' in text  # p99 of 24 requests
     assert "generated_tokens / wall_s" in text  # definitions come from harness.tables
     assert "test CPU" in text
+
+
+def test_the_command_of_a_sweep_stands_before_those_of_its_arms(
+    tmp_path: Path, record_maker: Callable, writer: Callable
+) -> None:
+    directory = writer(tmp_path, [record_maker(f"r{k}", variable="engine", arm=k, repeat=0) for k in range(2)])
+    given = ["engine='null',ours", "model=tiny", "workload.low=a b", "resume=true", "experiment.variable='engine'"]
+    recorded = {"hydra": {"sweep": {"dir": "${results_dir}/x"}, "job": {"id": "???"}, "overrides": {"task": given}}}
+    (directory / "multirun.yaml").write_text(yaml.safe_dump(recorded))
+    said = write_report(directory).read_text(encoding="utf-8").split("<h2>Run it again</h2>")[1]
+    assert said.startswith("\n<pre>cb-bench -m engine=null,ours model=tiny &#x27;workload.low=a b&#x27;</pre>")
+    assert "<summary>One arm alone (1)</summary>" in said
+    for unreadable in ("hydra: [", "hydra: 3", "hydra: {overrides: {task: []}}"):
+        (directory / "multirun.yaml").write_text(unreadable)
+        assert sweep_command(directory) is None
+
+
+def test_runs_that_are_no_reference_say_why(tmp_path: Path, record_maker: Callable, writer: Callable) -> None:
+    record = record_maker("r")
+    record.environment["outside_plan_scope"] = ["no CUDA GPU"]
+    text = write_report(writer(tmp_path, [record])).read_text(encoding="utf-8")
+    assert "on one CUDA GPU. Here: no CUDA GPU.</p>" in text
 
 
 def test_what_the_arms_are_is_said_where_they_are_engines(
