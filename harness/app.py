@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import importlib.metadata
 import os
+import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import fields, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -46,7 +47,7 @@ from harness.plan import Plan, make_plan, pinned
 from harness.progress import waiting_for
 from harness.provenance import own_revision
 from harness.resume import labels, left_open, notices, remaining
-from harness.sweep import arm, check_unused, combine_jobs, failed_lines, kept_line
+from harness.sweep import arm, check_unused, combine_jobs, failed_lines, kept_line, measured_folders
 from harness.used_device import used_kinds
 
 EXIT_FAILED, EXIT_USAGE = 1, 2
@@ -92,7 +93,10 @@ def main(argv: Sequence[str] | None = None) -> int:
                 _list(plan, finished)
                 return 0
             if finished:
-                print(f"going on with {_shown(plan.directory)}: {finished} runs are measured, {len(plan.jobs)} to go")
+                going_on = (
+                    f"going on with {_shown(plan.directory)}: {finished} runs are measured, {len(plan.jobs)} to go"
+                )
+                print(going_on, flush=True)  # before what runs say, also in a file
             _prepare(plan, whole)
             try:
                 _run(plan)
@@ -101,9 +105,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             return code
     except KeyboardInterrupt as interrupt:
         kept = kept_line(plan.directory) if plan else "nothing had begun"
-        if plan and plan.multirun and manifest.latest(plan.directory):
+        if plan and plan.multirun and _more_to_do(plan.directory):
             kept += "; the same command with resume=true goes on"
-        print(f"cb-bench: {by(signal_of(interrupt))}; {kept}", file=sys.stderr)
+        _complain(f"{by(signal_of(interrupt))}; {kept}")
         return exit_code(interrupt)
     except (HydraException, OmegaConfBaseException, ValueError) as error:
         if full_error:
@@ -130,6 +134,20 @@ def _what_failed(error: OSError, plan: Plan | None) -> str:
     else:
         return one_line(error)
     return f"{what}; {kept_line(plan.directory)}" if plan is not None and begun else what
+
+
+def _more_to_do(directory: Path) -> bool:
+    """Whether a sweep that was interrupted has runs to measure or tables to join."""
+    jobs = manifest.latest(directory)
+    return bool(jobs) and not (store.is_result(directory) and all(job.state == "ok" for job in jobs))
+
+
+def _complain(line: str) -> None:
+    """Say it on standard error, behind all that was said on standard output."""
+    with suppress(OSError):  # a full disk is told where the command ends
+        sys.stdout.flush()
+    print(f"cb-bench: {line}", file=sys.stderr)
+    sys.stderr.flush()
 
 
 def _can_say() -> bool:
@@ -284,7 +302,19 @@ def _hydra_main(arguments: Sequence[str]) -> None:
 
 
 def _close(plan: Plan) -> int:
-    """Join, report and show what was measured; the paths come last. Returns the exit code."""
+    """Join, report and show what was measured; the paths come last, also where an interrupt ends that. Returns the exit
+    code."""
+    try:
+        return _join_and_show(plan)
+    except KeyboardInterrupt:
+        if measured_folders(plan.directory):
+            print(f"\nresults: {_shown(plan.directory)}")
+            if plan.configs[0]["report"]:
+                print(f"report not written: cb-report {shlex.quote(_shown(plan.directory))}")
+        raise
+
+
+def _join_and_show(plan: Plan) -> int:
     jobs = manifest.latest(plan.directory)
     failed = failed_lines(plan.directory)
     if plan.multirun and jobs:
@@ -295,7 +325,7 @@ def _close(plan: Plan) -> int:
     code = EXIT_FAILED if failed or not jobs else 0
     if not store.is_result(plan.directory):
         for line in failed:
-            print(f"cb-bench: {line}", file=sys.stderr)
+            _complain(line)
         return code
     from harness.report.console import print_summary
     from harness.report.html import write_report
@@ -315,11 +345,10 @@ def _close(plan: Plan) -> int:
         if plan.configs[0]["report"]:
             report = write_report(plan.directory)
     except Exception as error:  # the numbers are safe on disk; a broken picture must not hide them
-        print(f"cb-bench: the report could not be written: {one_line(error)}", file=sys.stderr)
+        _complain(f"the report could not be written: {one_line(error)}")
         code = EXIT_FAILED
     for line in failed:
-        print(f"cb-bench: {line}", file=sys.stderr)
-    sys.stderr.flush()
+        _complain(line)
     print(f"\nresults: {_shown(plan.directory)}")
     if report is not None:
         print(f"report:  {_shown(report)}")

@@ -83,13 +83,20 @@ def kept_line(root: Path) -> str:
 
 def _kept_requests(root: Path) -> str:
     if not store.is_result(root):
-        return "nothing was measured"
+        apart = measured_folders(root)
+        return f"the tables are not joined, each is in its own folder below {root}" if apart else "nothing was measured"
     ended, total = store.ended_requests(root) or (0, 0)
     if not ended:
         return "no request had ended, so no measurement is left"
     runs = len(store.read_result(root, ("runs",))["runs"])
     which = f" of its {runs} runs" if runs > 1 else ""
     return f"the tables of {root} hold {ended} of {total} requests{which}"
+
+
+def measured_folders(root: Path) -> list[Path]:
+    """``root`` if it holds a result, else the folders of its jobs that do."""
+    folders = [root] if store.is_result(root) else [root / state.job for state in manifest.latest(root)]
+    return [folder for folder in folders if store.is_result(folder)]
 
 
 def combine_jobs(

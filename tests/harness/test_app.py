@@ -241,6 +241,47 @@ def test_an_interrupted_sweep_says_how_to_go_on(capsys, monkeypatch, in_empty_fo
     assert capsys.readouterr().err.rstrip().endswith("; the same command with resume=true goes on")
 
 
+@pytest.mark.parametrize(
+    ("where", "kept"),
+    [
+        ("harness.report.html.write_report", "2 of 2 measured; the tables of {0} hold 48 of 48 requests of its 2 runs"),
+        (
+            "harness.app.combine_jobs",
+            "2 of 2 measured; the tables are not joined, each is in its own folder below {0}; the same command with "
+            "resume=true goes on",
+        ),
+    ],
+)
+def test_an_interrupt_of_the_report_says_where_the_results_are(where, kept, capfd, monkeypatch, in_empty_folder):
+    monkeypatch.setattr(where, lambda *rest: os.kill(os.getpid(), signal.SIGTERM))
+    sweep = ["-m", "engine='null'", "model=tiny-llama", "engine.ttft_ms=0,1", "measure.warmup_requests=0"]
+    assert main([*sweep, "hydra.sweep.dir=s out"]) == 143
+    out, err = capfd.readouterr()
+    assert out.endswith("\nresults: s out\nreport not written: cb-report 's out'\n")
+    root = in_empty_folder / "s out"
+    assert err.splitlines()[-1] == f"cb-bench: interrupted by SIGTERM; {kept.format(root)}"
+
+
+def test_what_is_said_is_in_the_order_it_was_said_also_in_a_file(in_empty_folder):
+    """Standard output to a file is kept back by Python, standard error is not."""
+    script = (
+        "import sys; from harness import app\n"
+        "def interrupted(plan): print('of a run', file=sys.stderr); raise KeyboardInterrupt\n"
+        "app._run, app._join_and_show = interrupted, lambda plan: print('token ids: …') or 0\n"
+        "app.remaining, app.left_open, app.notices = lambda *given: (), lambda *given: ((), ()), lambda *given: ()\n"
+        "sys.exit(app.main([*sys.argv[1:], 'resume=true']))"
+    )
+    sweep = ["-m", "engine='null'", "model=tiny-llama", "engine.ttft_ms=0,1", "hydra.sweep.dir=s"]
+    app._prepare(make_plan(sweep), ())
+    with open("said", "w") as said:
+        begun = [sys.executable, "-c", script, *sweep]
+        env = os.environ | {"PYTHONPATH": str(PROJECT), "PYTHONUNBUFFERED": ""}
+        done = subprocess.run(begun, stdout=said, stderr=said, check=False, env=env)
+    lines = (in_empty_folder / "said").read_text().splitlines()
+    assert done.returncode == 130, lines
+    assert [line.split(" ")[0] for line in lines] == ["going", "of", "token", "cb-bench:"]
+
+
 def test_version_is_that_of_this_package(capsys, monkeypatch):
     monkeypatch.setattr(importlib.metadata, "version", {"cb-bench": "1.2.3"}.__getitem__)
     assert main(["--version"]) == 0

@@ -75,6 +75,8 @@ def test_manifest_keeps_the_last_state_and_survives_a_torn_line(tmp_path):
 def test_what_an_interrupted_sweep_left(tmp_path):
     assert kept_line(tmp_path) == "nothing was measured"
     run(tmp_path, "0", "static", [1, 2])
+    apart = f"the tables are not joined, each is in its own folder below {tmp_path}"
+    assert kept_line(tmp_path) == f"1 of 1 measured; {apart}"
     combine_jobs(tmp_path, None)
     assert kept_line(tmp_path) == f"1 of 1 measured; the tables of {tmp_path} hold 1 of 1 requests"
 
