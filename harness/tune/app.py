@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
+from harness.capacity.folders import check_folders
 from harness.interruption import by, exit_code, interrupting, signal_of
 from harness.streams import open_closed
 
@@ -30,11 +31,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     try:
         with interrupting():
+            check_folders(arguments)
             # The engine and all it needs: seconds that the usage need not wait for.
             from harness.tune.command import run
     except KeyboardInterrupt as interrupt:
         print(f"cb-tune: {by(signal_of(interrupt))}; nothing had begun", file=sys.stderr)
         return exit_code(interrupt)
+    except (ValueError, OSError) as error:
+        print(f"cb-tune: {' '.join(str(error).split())}", file=sys.stderr)
+        return 2
     return run(arguments)
 
 

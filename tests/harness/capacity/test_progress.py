@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import io
+import os
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -63,3 +65,24 @@ def test_the_usage_needs_neither_torch_nor_pandas(command: str) -> None:
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "[]"
     assert "RESULTS" in done.stdout
+
+
+@pytest.mark.parametrize("command", ["harness.capacity.app", "harness.tune.app"])
+def test_folders_without_a_result_are_told_before_the_engine_is_imported(command: str, tmp_path: Path) -> None:
+    for sweep in ("one", "two"):
+        (tmp_path / "sweeps" / sweep).mkdir(parents=True)
+        (tmp_path / "sweeps" / sweep / "manifest.jsonl").touch()
+    (tmp_path / "empty").mkdir()
+    loaded = "print({'torch', 'transformers'} & set(sys.modules), file=sys.stderr)"
+    script = (
+        f"import sys; from {command} import main\n"
+        f"for folder in ('nowhere', 'empty', 'sweeps'): assert main(['slo=chat', folder]) == 2\n{loaded}"
+    )
+    env = os.environ | {"PYTHONPATH": str(Path(__file__).parents[3])}
+    begun = [sys.executable, "-c", script]
+    done = subprocess.run(begun, capture_output=True, text=True, check=True, cwd=tmp_path, env=env)
+    nowhere, empty, sweeps, modules = done.stderr.splitlines()
+    assert "nowhere is not a directory" in nowhere
+    assert "empty holds no results" in empty
+    assert "is not one run or sweep but holds 2: name one of sweeps/one, sweeps/two" in sweeps
+    assert modules == "set()"

@@ -137,10 +137,14 @@ def test_a_gain_below_what_the_search_can_tell_is_not_taken_however_quiet_the_en
 
 @pytest.mark.parametrize(("sent", "name"), [(signal.SIGINT, "Ctrl-C"), (signal.SIGTERM, "SIGTERM")])
 def test_an_interrupt_says_that_the_study_is_kept(
-    sent: signal.Signals, name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    sent: signal.Signals,
+    name: str,
+    measured_dir: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr(command, "parse", lambda arguments, settings: os.kill(os.getpid(), sent))
-    assert main(["results"]) == 128 + sent
+    assert main([str(measured_dir)]) == 128 + sent
     said = f"cb-tune: interrupted by {name}; finished trials are kept, the same command goes on with them\n"
     assert capsys.readouterr().err == said
 
