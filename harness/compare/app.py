@@ -6,8 +6,8 @@ import argparse
 import json
 import re
 import sys
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -21,12 +21,13 @@ from harness import manifest
 from harness.analysis.comparison import Finding, tests_in, write_comparison
 from harness.analysis.verdict import Thresholds, Verdict
 from harness.compare.compatibility import Mismatch, mismatches
+from harness.compare.notes import notes_of
 from harness.compare.pairing import Pair, Pairing, findings_of, pair_arms
 from harness.report.config_diff import DERIVED, key_of
-from harness.report.page import page, section, text_table
+from harness.report.page import notes_box, page, section, text_table
 from harness.report.quantity import UNKNOWN, in_unit, times
 from harness.report.read import ResultsError, read_results
-from harness.report.results_table import comparison_details
+from harness.report.results_table import metric_name
 from harness.report.verdicts import interval_in_words
 from harness.streams import open_closed
 from harness.tables import column
@@ -61,15 +62,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         write_comparison(out, findings)
         folders = _folders(args.a, args.b)
         said = remarks(differing, pairing, apart, folders)
-        text = _page(args.a, args.b, said, differing, findings)
+        notes = notes_of(a, b, pairing)
+        text = _page(args.a, args.b, said, notes, differing, pairing, findings)
         (out / "comparison.html").write_text(text, encoding="utf-8")
     except (ResultsError, ValueError, OSError) as error:
         print(f"cb-compare: {error}", file=sys.stderr)
         return EXIT_REFUSED
     if args.json:
-        print(json.dumps(_as_json(differing, pairing, findings), indent=1))
+        print(json.dumps(_as_json(differing, pairing, findings, notes), indent=1))
     else:
-        _print(said, pairing, findings, folders)
+        _print([*said, *notes], pairing, findings, folders)
         print(f"\ntables and page: {out}")
     return EXIT_CONFOUNDED if any(f.verdict == Verdict.CONFOUNDED for f in findings) else 0
 
@@ -155,36 +157,50 @@ def remarks(differing: Sequence[Mismatch], pairing: Pairing, apart: bool, folder
 
 def _print(said: Sequence[str], pairing: Pairing, findings: Sequence[Finding], folders: tuple[str, str]) -> None:
     console = Console() if sys.stdout.isatty() else Console(width=200, no_color=True)
-    for pair in pairing.pairs:
-        rows = [f for f in findings if (f.facet, f.arm) == (pair.facet, pair.b.series)]
-        a, b = _sides(pair, folders)
+    for shown in _tables(pairing, findings, folders):
         table = Table(
-            title=plain(f"{pair.facet}: {b} over {a}"),
+            title=plain(shown.title),
             title_justify="left",
             box=box.SIMPLE_HEAD if console.is_terminal else box.MARKDOWN,
         )
-        reasons = {f.reason for f in rows}
-        said_once = (
-            next(iter(reasons)) if len(reasons) == 1 < len(rows) else None
-        )  # it is about the pairs, not the metric
-        for header in _HEADERS[: -1 if said_once else None]:
+        for header in shown.header:
             table.add_column(header, justify="left" if header in ("metric", "verdict", "why") else "right")
-        for f in rows:
-            table.add_row(*map(plain, _cells(f)[: len(table.columns)]))
+        for row in shown.rows:
+            table.add_row(*map(plain, row))
         console.print(table)
-        if said_once:
-            console.print(plain(f"verdict {rows[0].verdict or 'none'} in every metric: {said_once}"), highlight=False)
-        if tests := tests_in(rows):
-            console.print(plain(Thresholds().in_words(tests)), highlight=False)
+        for line in shown.below:
+            console.print(plain(line), highlight=False)
         console.print()
     for line in said:
         console.print(plain(f"! {line}"), highlight=False)
 
 
+@dataclass(frozen=True, slots=True)
+class _Shown:
+    """The table of a pair, and below it a reason that all its metrics share and the rule of its verdicts."""
+
+    title: str
+    header: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    below: Sequence[str]
+
+
+def _tables(pairing: Pairing, findings: Sequence[Finding], folders: tuple[str, str]) -> Iterator[_Shown]:
+    for pair in pairing.pairs:
+        own = [f for f in findings if (f.facet, f.arm) == (pair.facet, pair.b.series)]
+        a, b = _sides(pair, folders)
+        reasons = {f.reason for f in own}
+        is_shared = len(reasons) == 1 < len(own)  # it is about the pairs, not the metric
+        header = _HEADERS[:-1] if is_shared else _HEADERS
+        below = [f"verdict {own[0].verdict or 'none'} in every metric: {own[0].reason}"] if is_shared else []
+        below += [Thresholds().in_words(tests)] if (tests := tests_in(own)) else []
+        yield _Shown(f"{pair.facet}: {b} over {a}", header, [_cells(f)[: len(header)] for f in own], below)
+
+
 def _cells(f: Finding) -> list[str]:
     unit = column("runs", f.metric).unit
     return [
-        f.metric,
+        metric_name(f.metric),
         in_unit(f.baseline_median, unit),
         in_unit(f.arm_median, unit),
         UNKNOWN if f.ratio is None else times(f.ratio),
@@ -196,8 +212,11 @@ def _cells(f: Finding) -> list[str]:
     ]
 
 
-def _as_json(differing: Sequence[Mismatch], pairing: Pairing, findings: Sequence[Finding]) -> dict[str, Any]:
+def _as_json(
+    differing: Sequence[Mismatch], pairing: Pairing, findings: Sequence[Finding], notes: Sequence[str]
+) -> dict[str, Any]:
     return {
+        "notes": list(notes),
         "differences": [asdict(m) for m in differing],
         "unmatched": list(pairing.unmatched),
         "pairs": [
@@ -215,14 +234,27 @@ def _as_json(differing: Sequence[Mismatch], pairing: Pairing, findings: Sequence
     }
 
 
-def _page(a: Path, b: Path, said: Sequence[str], differing: Sequence[Mismatch], findings: Sequence[Finding]) -> str:
+def _page(
+    a: Path,
+    b: Path,
+    said: Sequence[str],
+    notes: Sequence[str],
+    differing: Sequence[Mismatch],
+    pairing: Pairing,
+    findings: Sequence[Finding],
+) -> str:
     title = f"{b.resolve().name} against {a.resolve().name}"
     rows = [[m.kind, m.name, m.a, m.b, "yes" if m.matters else "no", m.because or ""] for m in differing]
+    tables = [
+        f"<h3>{escape(shown.title)}</h3>{text_table(shown.header, shown.rows)}"
+        + "".join(f'<p class="soft">{escape(line)}</p>' for line in shown.below)
+        for shown in _tables(pairing, findings, _folders(a, b))
+    ]
     return page(
         title,
         [
-            f"<h1>{escape(title)}</h1>" + "".join(f"<p>{escape(line)}</p>" for line in said),
-            section("Comparison", comparison_details(findings)),
+            f"<h1>{escape(title)}</h1>" + "".join(f"<p>{escape(line)}</p>" for line in said) + notes_box(notes),
+            section("Comparison", *tables),
             section("What differs", text_table(["kind", "fact", "A", "B", "matters", "because of"], rows))
             if rows
             else "",

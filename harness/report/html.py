@@ -32,7 +32,7 @@ from harness.report.memory import ledger_lines, ledger_section
 from harness.report.model_names import model_labels
 from harness.report.never_acted import never_acted
 from harness.report.over_time import over_time_section
-from harness.report.page import beside, page, section
+from harness.report.page import beside, notes_box, page, section
 from harness.report.phases import phases_section
 from harness.report.plots.figure import series_colours
 from harness.report.read import Results, facts, read_results
@@ -133,10 +133,7 @@ def _head(title: str, results: Results, arms: Sequence[Arm], findings: Sequence[
     )
     parts += [f'<p class="headline">{escape(sentence)}</p>' for sentence in said]
     notes = [*missing_notes(results, arms), *validity_notes(results, arms), *results.notes]
-    if notes:
-        items = "".join(f"<li>{escape(note)}</li>" for note in notes)
-        parts.append(f'<div class="notes"><strong>Before you believe the numbers</strong><ul>{items}</ul></div>')
-    return "\n".join(parts)
+    return "\n".join([*parts, notes_box(notes)])
 
 
 def _plot_sections(results: Results, arms: Sequence[Arm]) -> Iterator[str]:

@@ -88,6 +88,14 @@ def section(title: str, *parts: str) -> str:
     return f"<section>\n<h2>{escape(title)}</h2>\n{body}\n</section>" if body else ""
 
 
+def notes_box(notes: Sequence[str]) -> str:
+    """What a reader must know before believing the numbers, set off from the text; "" if there is nothing."""
+    if not notes:
+        return ""
+    items = "".join(f"<li>{escape(note)}</li>" for note in notes)
+    return f'<div class="notes"><strong>Before you believe the numbers</strong><ul>{items}</ul></div>'
+
+
 def beside(sections: Sequence[str]) -> str:
     """Sections of one picture each, two in a row."""
     return f'<div class="beside">{"".join(sections)}</div>' if len(sections) > 1 else "".join(sections)

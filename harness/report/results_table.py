@@ -49,6 +49,13 @@ def heading(metric: str) -> str:
     return {**_MAIN, **_MEMORY, **_MORE, "gen_tok_s": "throughput"}[metric]
 
 
+def metric_name(metric: str) -> str:
+    """What a judged metric is called in a table of comparisons, with its unit where its values do not carry it."""
+    name = {**_MAIN, **_MEMORY, **_MORE, "goodput_request_s": "goodput"}[metric]
+    unit = column("runs", metric).unit
+    return name if unit == "bytes" else f"{name} [{unit}]"
+
+
 _GATES = {
     "ratio": "generated tokens/s of the arm over those of the baseline: geometric mean over pairs of runs with the "
     "same requests, seed and repeat, small the 95 % interval (expanded percentile bootstrap over the pairs; with fewer "
@@ -205,7 +212,7 @@ def comparison_details(findings: Sequence[Finding]) -> str:
         [
             *([f.facet] if any(g.facet for g in findings) else []),
             f.arm,
-            f.metric,
+            metric_name(f.metric),
             UNKNOWN if f.ratio is None else times(f.ratio),
             interval_in_words(f),
             str(f.pairs),

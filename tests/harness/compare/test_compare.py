@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pandas as pd
@@ -70,6 +71,23 @@ def test_two_sets_of_equal_speed_are_indistinguishable(a, tmp_path, capsys):
     assert answer["differences"] == []
     assert {f["verdict"] for f in answer["findings"]} == {"indistinguishable"}
     assert answer["pairs"][0]["variable"] is None
+
+
+def test_what_speaks_against_the_numbers_of_a_set_is_carried_over_with_the_arm(a, tmp_path, capsys):
+    busy = {"load.others_cores": 1.6, "load.cores": 2}
+    b = result(tmp_path / "b", 8.0, settings={"page_size": 32}, facts=busy)
+    assert main([str(a), str(b)]) == 0
+    note = "B: The machine was busy while this was measured: ours (others used 1.6 of 2 cores)."
+    said = capsys.readouterr().out
+    assert f"! {note}" in said
+    assert "A: The machine was busy" not in said
+    assert "! A: p99 of TTFT rests on fewer than" in said
+    page = (b / "comparisons" / "a" / "comparison.html").read_text()
+    assert f"<li>{note}</li>" in page
+    shown = page.split("<h2>Comparison</h2>")[1].split("</section>")[0]
+    assert "<details>" not in shown
+    assert re.search(r"<td>generated \[tokens/s\]</td><td>100[.0]*</td><td>125</td><td>1.25×</td>", shown)
+    assert "<td>TTFT p50 [ms]</td>" in shown
 
 
 def test_the_same_runs_on_both_sides_say_nothing(a, tmp_path, capsys):
@@ -161,7 +179,7 @@ def test_a_reason_that_all_metrics_share_is_said_once(tmp_path, capsys, monkeypa
     said = capsys.readouterr().out
     assert said.count("1 pair; a verdict needs at least 5") == 1
     assert "verdict none in every metric: 1 pair" in said
-    assert "itl_p50_ms" in said
+    assert "ITL p50 [ms]" in said
 
 
 @pytest.mark.parametrize("wobbles, interval", [((0, 3, -2, 1), "range 1.25×–1.25×"), (WOBBLE[:5], "1.25×–1.25×")])
@@ -169,7 +187,7 @@ def test_few_pairs_have_a_range_and_no_interval(wobbles, interval, tmp_path, cap
     monkeypatch.setattr(f"{__name__}.WOBBLE", wobbles)
     a, b = result(tmp_path / "a", 10.0), result(tmp_path / "b", 8.0)
     assert main([str(a), str(b)]) == 0
-    cells = [line.split("|") for line in capsys.readouterr().out.splitlines() if "gen_tok_s" in line]
+    cells = [line.split("|") for line in capsys.readouterr().out.splitlines() if "generated [" in line]
     assert [(row[5].strip(), row[6].strip()) for row in cells] == [(interval, str(len(wobbles)))]
     folder = b / "comparisons" / "a"
     table = pd.read_parquet(folder / "comparison.parquet")
