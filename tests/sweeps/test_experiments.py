@@ -82,7 +82,7 @@ def test_an_experiment_composes_lists_its_runs_and_varies_what_it_says(name):
     experiment = plan.jobs[0].config["experiment"]
     assert (experiment["name"], experiment["question"]) == (name, head["Question"])
     assert experiment["variable"] in head["Variable"] or experiment["variable"] == "engine"
-    lines = listing([PlannedRun(job.name, job.config) for job in plan.jobs], History({}, {}, {}, Path("results")))
+    lines = listing([PlannedRun(j.name, j.config, "cuda") for j in plan.jobs], History({}, {}, {}, Path("results")))
     assert len(lines) == len(plan.jobs) + 1
     assert len({job.name for job in plan.jobs}) == len(plan.jobs)
 
