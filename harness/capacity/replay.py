@@ -45,14 +45,15 @@ def fleet_table(
 ) -> pd.DataFrame:
     """One row a router: what clients saw of ``replicas`` engines. Throughput is that of the steady window: the whole
     run's would count the time in which its last requests drain."""
-    routers, rows = simulated_routers(workload, setup), dict[str, dict[str, Any]]()
+    rows: dict[str, dict[str, Any]] = {}
+    routers = simulated_routers(workload, setup) if replicas > 1 else ROUTERS[:1]  # one engine leaves nothing to choose
     for i, router in enumerate(routers):
         count = len(workload)
         what = f"{count} requests on {replicas} GPUs behind router {router} ({i + 1} of {len(routers)})"
         tell(what, count, count * (len(routers) - i - 1))
         rows[router] = _row(workload, setup, model, replicas, router, slo)
-    rows.setdefault("prefix_aware", rows["least_loaded"])
-    return pd.DataFrame([{"router": router, "replicas": replicas, **rows[router]} for router in ROUTERS])
+    alike = rows[routers[-1]]  # what was not simulated chooses as the last one that was
+    return pd.DataFrame([{"router": r, "replicas": replicas, **rows.get(r, alike)} for r in ROUTERS])
 
 
 def _row(

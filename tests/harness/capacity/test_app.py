@@ -22,7 +22,7 @@ from harness.capacity.app import main
 from harness.capacity.binding import Binding
 from harness.capacity.plan import cost_per_million
 from harness.capacity.recommend import Setting
-from harness.capacity.replay import simulated_routers
+from harness.capacity.replay import fleet_table, simulated_routers
 from harness.report.read import read_results
 from harness.simulate import StepTimeModel, simulate_fleet
 from harness.store import read_result
@@ -129,6 +129,15 @@ def test_routers_that_cannot_differ_are_simulated_once(by_hand: SimpleNamespace)
     assert simulated_routers(alike, setup) == ("round_robin", "least_loaded", "prefix_aware")
     records = [simulate_fleet(apart, setup, by_hand.true_model, 2, r, 0) for r in ("least_loaded", "prefix_aware")]
     assert records[0].requests == records[1].requests
+    told: list[str] = []
+    for replicas in (1, 2):
+        told.clear()
+        table = fleet_table(apart, setup, by_hand.true_model, replicas, None, lambda what, *_: told.append(what))
+        assert len(told) == replicas
+        assert list(table["router"]) == ["round_robin", "least_loaded", "prefix_aware"]
+        columns = table.drop(columns="router")
+        assert columns.iloc[1].equals(columns.iloc[2])
+        assert columns.iloc[0].equals(columns.iloc[1]) == (replicas == 1)
 
 
 def test_an_slo_that_nobody_meets_is_one_line(
