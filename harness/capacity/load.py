@@ -38,9 +38,8 @@ class Load:
                 "itself is found)"
             )
         spec = workload.spec
-        redrawn = {"workload", "arrival", "vocab_size"} <= set(spec) and {"requests", "sessions"} & set(
-            spec["workload"]
-        )
+        sized = {"requests", "sessions"} & set(spec.get("workload", ()))
+        redrawn = sized and {"arrival", "vocab_size"} <= set(spec)
         return cls(workload, spec if redrawn else None)
 
     def trial(self, requests: int, seed: int) -> Trial:

@@ -59,10 +59,10 @@ def nothing_to_fit(results: Results) -> str:
     if own := own_runs(results):
         why = [note for note in results.notes if note.startswith("steps.parquet")]
         return (
-            f"the {len(own)} measured runs of engine ours in {results.directory} have no step log "
+            f"none of the {len(own)} measured runs of engine ours has its step log "
             f"({why[0] if why else 'it was left out'}): name the folder they were measured in, or measure again"
         )
-    return f"{results.directory} holds no measured run of engine ours: measure one first"
+    return "no measured run of engine ours is there: measure one first"
 
 
 def conditions(results: Results) -> dict[str, list[str]]:

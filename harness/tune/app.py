@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 
-from harness.capacity.folders import check_folders
-from harness.interruption import by, exit_code, interrupting, signal_of
-from harness.streams import open_closed
+from harness.capacity.start import start
 
 USAGE = """cb-tune RESULTS… slo.ttft_p95_ms=500 [KEY=VALUE…]
   RESULTS         folders of measured runs (engine=ours): step times and baseline settings come from them
@@ -24,23 +21,7 @@ USAGE = """cb-tune RESULTS… slo.ttft_p95_ms=500 [KEY=VALUE…]
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit status 0; 1 if no settings keep the SLO; 2 with one line on standard error if nothing can be tuned; 128
     and the number of the signal that interrupted it."""
-    open_closed()
-    arguments = list(sys.argv[1:] if argv is None else argv)
-    if not arguments or any(a in ("-h", "--help") for a in arguments):
-        print(USAGE)
-        return 0
-    try:
-        with interrupting():
-            check_folders(arguments)
-            # The engine and all it needs: seconds that the usage need not wait for.
-            from harness.tune.command import run
-    except KeyboardInterrupt as interrupt:
-        print(f"cb-tune: {by(signal_of(interrupt))}; nothing had begun", file=sys.stderr)
-        return exit_code(interrupt)
-    except (ValueError, OSError) as error:
-        print(f"cb-tune: {' '.join(str(error).split())}", file=sys.stderr)
-        return 2
-    return run(arguments)
+    return start("cb-tune", USAGE, "harness.tune.command", argv)
 
 
 if __name__ == "__main__":
